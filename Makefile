@@ -1,0 +1,36 @@
+# The two commands that matter: `make demo` and `make test`. All work is done by the scripts in
+# scripts/; each target sets up what it needs first and skips what is up to date.
+
+PYTHON ?= python3
+setup := $(PYTHON) scripts/setup_environment.py
+inside := scripts/in_environment
+
+.PHONY: help setup demo test lint clean python
+
+help:   ## list the targets and variables
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
+	@echo "Variables: ROS_WHEELS=kilted|jazzy  TORCH_INDEX_URL=...  PYTHON=python3"
+
+setup: python   ## prepare .venv/ and install/
+	@$(setup)
+
+demo: setup   ## start the node, ask it something, show the answer and what the drafts did
+	@$(inside) python -m memspec_ros.demo
+
+test: lint   ## lint, then run the whole test suite
+	@$(inside) python -m pytest
+
+lint: python   ## ruff and mypy
+	@$(setup) --dev
+	@$(inside) ruff check .
+	@$(inside) ruff format --check .
+	@$(inside) mypy
+
+clean:   ## remove all that was made here
+	rm -rf .venv build install log .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf src/*.egg-info
+	find src test launch scripts -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+
+python:
+	@command -v $(PYTHON) >/dev/null || { echo "missing: python3. Install with:" \
+	  "sudo apt-get install -y python3 python3-venv python3-dev g++" >&2; exit 1; }
