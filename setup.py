@@ -1,4 +1,4 @@
-"""Build of the ROS package memspec_ros, which holds the Python packages memspec_core and memspec_ros.
+"""Build of the ROS package memspec_ros: the Python packages memspec_core and memspec_ros.
 
 Both colcon (``colcon build``) and pip (``pip install --no-deps -e .``) build from this file.
 """

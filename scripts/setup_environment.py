@@ -138,7 +138,7 @@ def check_system(python: str, described: dict[str, object]) -> None:
     name = ".".join(str(number) for number in version[:2])
     if version < OLDEST_PYTHON:
         raise SetupError(
-            f"{python} is Python {name}, but at least {'.'.join(map(str, OLDEST_PYTHON))} is needed:"
+            f"{python} is Python {name}, but {'.'.join(map(str, OLDEST_PYTHON))} or newer is needed:"
             " make PYTHON=python3.11 setup"
         )
     # Debian's own interpreter has versioned packages; others bring these parts along.
@@ -193,7 +193,7 @@ def choose_ros(python: str) -> str:
 
 def create_venv(python: str, described: dict[str, object], ros: str) -> None:
     """Create .venv/, anew where it was made for another interpreter, ROS 2 or place."""
-    key = digest(python, described["version"], ros, ROOT)
+    key = digest(python, described["version"], ros, str(ROOT))
     if is_done("venv", key) and VENV_PYTHON.exists():
         return
     if VENV.exists():
@@ -202,7 +202,7 @@ def create_venv(python: str, described: dict[str, object], ros: str) -> None:
         say("Removing .venv, build and install, which were made for another Python, ROS 2 or place")
         for folder in (VENV, ROOT / "build", INSTALL):
             shutil.rmtree(folder, ignore_errors=True)
-    # A sourced ROS 2, and a torch that is there already, live outside: let the environment see them.
+    # A sourced ROS 2 and a torch that is there already live outside: let the environment see them.
     shared = ros.startswith("sourced:") or bool(described["torch"])
     say(
         f"Creating .venv from {python}"
@@ -379,7 +379,8 @@ def main() -> int:
     except KeyboardInterrupt:
         print("[setup] interrupted; run it again to go on", file=sys.stderr)
         return 130
-    say(f"Ready, on ROS 2 {ros.partition(':')[2].capitalize()} ({time.monotonic() - started:.1f} s)")
+    seconds = time.monotonic() - started
+    say(f"Ready, on ROS 2 {ros.partition(':')[2].capitalize()} ({seconds:.1f} s)")
     return 0
 
 
