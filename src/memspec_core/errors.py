@@ -1,0 +1,49 @@
+"""Errors that a user can act on: each message says what is wrong, where, and what to do."""
+
+
+class MemSpecError(Exception):
+    """Base of every error that this package raises on purpose."""
+
+
+class SettingsError(MemSpecError):
+    """A parameter of the node or of a command is out of range, unknown or contradictory."""
+
+
+class RequestError(MemSpecError):
+    """A field of a generation request is out of range."""
+
+
+class PromptTooLongError(RequestError):
+    """The prompt does not fit into the context."""
+
+
+class UnknownDraftError(RequestError):
+    """A request or a command names a draft that is not configured."""
+
+
+class CheckpointError(MemSpecError):
+    """A checkpoint is missing, empty, truncated, corrupt or of an unsupported kind."""
+
+
+class VocabularyMismatchError(CheckpointError):
+    """A draft's token map differs from its target's."""
+
+
+class MemoryBudgetError(MemSpecError):
+    """Something does not fit into the memory budget; raised before anything is allocated."""
+
+
+class QueueFullError(MemSpecError):
+    """As many requests wait already as the queue holds."""
+
+
+class NotAcceptingError(MemSpecError):
+    """The runtime takes no requests: it is not loaded, its gate is closed, or it has ended."""
+
+
+class PromptFileError(MemSpecError):
+    """A file of prompts is missing or has a line that cannot be used."""
+
+
+class CacheMismatchError(MemSpecError):
+    """A folder of cached work was made from something else than what is asked for now."""

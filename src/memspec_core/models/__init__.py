@@ -1,0 +1,1 @@
+"""Checkpoints, their decoder forward, and their text."""

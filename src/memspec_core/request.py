@@ -1,0 +1,179 @@
+"""What is asked of the runtime and what comes back."""
+
+import math
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+
+from memspec_core.errors import RequestError
+
+PLAIN = "none"
+"""The name that asks for, and stands for, decoding without a draft."""
+
+MAX_PROMPT_BYTES = 4 * 1024 * 1024
+"""Longer prompts are refused before they are tokenised."""
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_BYTES = 1024
+
+
+class FinishReason(IntEnum):
+    """Why a generation ended; the values are those of memspec_msgs/FinishReason."""
+
+    END_OF_SEQUENCE = 1
+    STOP_STRING = 2
+    LENGTH = 3
+    TIME_LIMIT = 4
+    CANCELLED = 5
+    ABORTED = 6
+
+
+@dataclass(frozen=True)
+class ChatMessage:
+    """One turn of a conversation; `role` is what the chat template of the target knows."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True)
+class SamplingSettings:
+    """How the next token is drawn. `temperature` 0 is greedy; `top_p` and `top_k` 0 are off."""
+
+    temperature: float = 0.0
+    top_p: float = 0.0
+    top_k: int = 0
+    seed: int = 0
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most probable token is always taken."""
+        return self.temperature == 0.0
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """One generation. Either `prompt` or `messages` is given.
+
+    A `prompt` is one user message in the target's chat template, or the text itself if `raw`.
+    `max_new_tokens` 0 takes the default of the settings, `draft` is empty for the strategy's
+    choice, a draft's name, or "none"; `time_limit_seconds` 0 sets no limit.
+    """
+
+    prompt: str = ""
+    messages: tuple[ChatMessage, ...] = ()
+    raw: bool = False
+    max_new_tokens: int = 0
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    stop: tuple[str, ...] = ()
+    draft: str = ""
+    time_limit_seconds: float = 0.0
+
+    def validated(self, draft_names: tuple[str, ...]) -> "GenerationRequest":
+        """Return this request, its messages filled in from the prompt.
+
+        Raises `RequestError` with one sentence for the first field that is out of range.
+        """
+        self._check_text()
+        self._check_numbers()
+        if self.draft not in ("", PLAIN, *draft_names):
+            known = ", ".join((*draft_names, PLAIN))
+            raise RequestError(f"Unknown draft '{self.draft}'; there are: {known}.")
+        if self.raw or self.messages:
+            return self
+        return replace(self, messages=(ChatMessage("user", self.prompt),))
+
+    def _check_text(self) -> None:
+        if self.prompt and self.messages:
+            raise RequestError("Give either a prompt or messages, not both.")
+        if self.raw and self.messages:
+            raise RequestError("raw takes a prompt, not messages.")
+        if not self.messages and not self.prompt.strip():
+            raise RequestError("The prompt is empty.")
+        for message in self.messages:
+            if not message.role.strip():
+                raise RequestError("A message has no role; use system, user or assistant.")
+        if self.messages and not any(message.content.strip() for message in self.messages):
+            raise RequestError("All messages are empty.")
+        texts = [self.prompt, *(message.content for message in self.messages)]
+        texts += [message.role for message in self.messages]
+        if sum(_utf8_length(text, "The prompt") for text in texts) > MAX_PROMPT_BYTES:
+            raise RequestError(f"The prompt is longer than {MAX_PROMPT_BYTES} bytes.")
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise RequestError(f"At most {MAX_STOP_STRINGS} stop strings are taken.")
+        for stop in self.stop:
+            if not 0 < _utf8_length(stop, "A stop string") <= MAX_STOP_BYTES:
+                raise RequestError(f"A stop string has 1 to {MAX_STOP_BYTES} bytes.")
+
+    def _check_numbers(self) -> None:
+        _check_range("max_new_tokens", self.max_new_tokens, 0, 1_000_000)
+        _check_range("temperature", self.sampling.temperature, 0.0, 100.0)
+        _check_range("top_p", self.sampling.top_p, 0.0, 1.0)
+        _check_range("top_k", self.sampling.top_k, 0, 10_000_000)
+        _check_range("seed", self.sampling.seed, 0, 2**64 - 1)
+        _check_range("time_limit", self.time_limit_seconds, 0.0, 1e9)
+
+
+@dataclass(frozen=True)
+class DraftUsage:
+    """What one draft (or "none") did in one generation."""
+
+    draft: str
+    iterations: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    generated_tokens: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class GenerationStats:
+    """Counts and times of one generation; the fields of memspec_msgs/GenerationStats.
+
+    `mean_accepted` counts accepted draft tokens an iteration; `tokens_per_second` leaves prompt
+    processing out. The seconds of desired, fallback, load wait and prediction add up to the
+    time of decoding (paper, Figures 4 and 7).
+    """
+
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    iterations: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    mean_accepted: float = 0.0
+    time_to_first_token_seconds: float = 0.0
+    tokens_per_second: float = 0.0
+    desired_seconds: float = 0.0
+    fallback_seconds: float = 0.0
+    load_wait_seconds: float = 0.0
+    prediction_seconds: float = 0.0
+    prompt_seconds: float = 0.0
+    draft_switches: int = 0
+    drafts: tuple[DraftUsage, ...] = ()
+
+
+@dataclass(frozen=True)
+class GenerationResult:
+    """How a generation ended, with everything that was generated.
+
+    `token_ids` are those that `text` was decoded from: no end-of-sequence token, and nothing
+    after a stop string; where a stop string begins inside a token, that token is the last.
+    `error` is empty unless `finish_reason` is ABORTED.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    error: str = ""
+    stats: GenerationStats = field(default_factory=GenerationStats)
+
+
+def _check_range(name: str, value: float, low: float, high: float) -> None:
+    if not math.isfinite(value) or not low <= value <= high:
+        raise RequestError(f"{name} is {value}; it must lie between {low} and {high}.")
+
+
+def _utf8_length(text: str, what: str) -> int:
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError as error:
+        raise RequestError(f"{what} is not valid UTF-8.") from error
