@@ -9,7 +9,7 @@ from memspec_core.errors import RequestError
 PLAIN = "none"
 """The name that asks for, and stands for, decoding without a draft."""
 
-MAX_PROMPT_BYTES = 4 * 1024 * 1024
+MAX_PROMPT_BYTES = 1024 * 1024
 """Longer prompts are refused before they are tokenised."""
 
 MAX_STOP_STRINGS = 16

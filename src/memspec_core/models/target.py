@@ -1,6 +1,7 @@
 """The target model: a checkpoint brought into memory."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -44,10 +45,14 @@ class TargetPlan:
     weight_bytes: int
     kv_bytes: int
 
-    def load(self) -> Target:
-        """Bring the target into memory; raises `CheckpointError`."""
+    def load(self, between_parts: Callable[[], None] = lambda: None) -> Target:
+        """Bring the target into memory; raises `CheckpointError`.
+
+        `between_parts` is called between parts of the load; what it raises ends the load.
+        """
+        between_parts()
         tokenizer = Tokenizer.of(self.checkpoint)
-        decoder = _build(self.checkpoint, self.dtype, self.device)
+        decoder = _build(self.checkpoint, self.dtype, self.device, between_parts)
         ends = self.checkpoint.end_of_sequence_ids | tokenizer.end_of_sequence_ids()
         if not ends:
             _LOG.warning(
@@ -94,7 +99,9 @@ def parse_device(name: str) -> torch.device:
     return device
 
 
-def _build(checkpoint: Checkpoint, dtype: str, device: torch.device) -> Decoder:
+def _build(
+    checkpoint: Checkpoint, dtype: str, device: torch.device, between_parts: Callable[[], None]
+) -> Decoder:
     reader = WeightReader(checkpoint.weights, dtype, device)
     config = checkpoint.config
     embedding = reader.tensor(EMBEDDING)
@@ -104,10 +111,8 @@ def _build(checkpoint: Checkpoint, dtype: str, device: torch.device) -> Decoder:
             f"{(config.vocabulary_size, config.hidden_size)}."
         )
     head: Linear = DenseLinear(embedding) if config.tied_head else reader.linear(HEAD)
-    return Decoder(
-        config,
-        embedding,
-        [reader.layer(config, index) for index in range(config.layers)],
-        reader.norm(FINAL_NORM),
-        head,
-    )
+    layers = []
+    for index in range(config.layers):
+        between_parts()
+        layers.append(reader.layer(config, index))
+    return Decoder(config, embedding, layers, reader.norm(FINAL_NORM), head)

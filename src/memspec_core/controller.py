@@ -1,0 +1,105 @@
+"""The runtime loop: decode with the best resident draft, prepare better ones (Algorithm 3)."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from memspec_core.clock import Clock
+from memspec_core.iteration import Iteration, IterationSeconds
+from memspec_core.models.target import Target
+from memspec_core.request import PLAIN, GenerationRequest
+from memspec_core.residency.cache import DraftCache
+from memspec_core.settings import Settings
+from memspec_core.speculation.decoding import Decoding, Interruption
+from memspec_core.speculation.proposal import Draft
+from memspec_core.strategies import Context, Ranking, Strategy
+
+
+class Controller:
+    """Runs generations, one at a time, with drafts that a strategy ranks and a cache holds.
+
+    `settings` is asked at each scheduling point, so that K, N, T and gamma that change at run
+    time take effect in the next interval.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        cache: DraftCache,
+        settings: Callable[[], Settings],
+        clock: Clock,
+    ) -> None:
+        self._target = target
+        self._cache = cache
+        self._settings = settings
+        self._clock = clock
+
+    def generate(
+        self,
+        request: GenerationRequest,
+        prompt_ids: Sequence[int],
+        strategy: Strategy,
+        interruption: Interruption,
+    ) -> Iterator[Iteration]:
+        """Decode until the answer ends, yielding each iteration.
+
+        A generator whose end, by whatever way, leaves all KV caches consistent. Raises
+        `PromptTooLongError`, `CheckpointError` and `MemoryBudgetError` before the first token.
+        """
+        decoding = Decoding(
+            self._target,
+            prompt_ids,
+            request,
+            max_new_tokens=request.max_new_tokens or self._settings().default_max_new_tokens,
+            interruption=interruption,
+            clock=self._clock,
+        )
+        try:
+            yield from self._run(decoding, strategy)
+        finally:
+            decoding.close()
+            self._cache.rest()
+
+    def _run(self, decoding: Decoding, strategy: Strategy) -> Iterator[Iteration]:
+        ranking, seconds = self._ranked(strategy, Context(decoding.prompt_ids))
+        active, seconds = self._initial_draft(ranking, seconds)
+        self._cache.update(ranking, _name(active))
+        seconds = self._read_prompt(decoding, seconds)
+        while not decoding.ended:
+            settings = self._settings()
+            for _ in range(settings.scheduling_interval):
+                iteration = decoding.iterate(
+                    active, ranking.best or PLAIN, settings.draft_length, seconds
+                )
+                seconds = IterationSeconds()
+                strategy.observe(iteration)
+                yield iteration
+                if decoding.ended:
+                    return
+            context = Context(decoding.prompt_ids, decoding.recent_ids(settings.recent_tokens))
+            ranking, seconds = self._ranked(strategy, context)
+            self._cache.update(ranking, _name(active))
+            active = self._cache.best_resident(ranking)
+
+    def _ranked(self, strategy: Strategy, context: Context) -> tuple[Ranking, IterationSeconds]:
+        started = self._clock.now()
+        ranking = strategy.rank(context)
+        return ranking, IterationSeconds(prediction=self._clock.now() - started)
+
+    def _initial_draft(
+        self, ranking: Ranking, seconds: IterationSeconds
+    ) -> tuple[Draft | None, IterationSeconds]:
+        """Load the top draft and wait for it: the only wait."""
+        if ranking.best is None:
+            return None, seconds
+        started = self._clock.now()
+        draft = self._cache.require(ranking.best)
+        return draft, replace(seconds, load_wait=self._clock.now() - started)
+
+    def _read_prompt(self, decoding: Decoding, seconds: IterationSeconds) -> IterationSeconds:
+        started = self._clock.now()
+        decoding.read_prompt()
+        return replace(seconds, prompt=self._clock.now() - started)
+
+
+def _name(draft: Draft | None) -> str | None:
+    return None if draft is None else draft.name

@@ -1,0 +1,137 @@
+"""Everything that a runtime has in memory: target, drafts, ledger, and the loop over them."""
+
+import ctypes
+import gc
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from memspec_core.clock import Clock
+from memspec_core.controller import Controller
+from memspec_core.models.draft import DraftPlan, plan_draft
+from memspec_core.models.target import Target, parse_device, plan_target
+from memspec_core.residency.cache import DraftBytes, DraftCache
+from memspec_core.residency.ledger import Account, Ledger, open_ledger
+from memspec_core.residency.loader import DraftLoader
+from memspec_core.settings import Settings
+from memspec_core.snapshot import TargetSnapshot
+from memspec_core.speculation.chain import IndependentDraft
+from memspec_core.speculation.proposal import Draft
+from memspec_core.strategies import Context, create_strategy
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Loaded models with the parts that work on them; owned by the worker thread."""
+
+    target: Target
+    drafts: dict[str, DraftPlan]
+    ledger: Ledger
+    loader: DraftLoader
+    cache: DraftCache
+    controller: Controller
+
+    def describe_target(self) -> TargetSnapshot:
+        """Return what the target is and what computes it."""
+        return TargetSnapshot(
+            path=str(self.target.checkpoint.path),
+            family=self.target.decoder.config.family,
+            dtype=self.target.dtype,
+            kernel=self.target.decoder.kernel,
+            device=str(self.target.decoder.device),
+            threads=torch.get_num_threads(),
+            context_tokens=self.target.context_tokens,
+        )
+
+    def close(self) -> None:
+        """Let all drafts go and end the loader."""
+        self.cache.clear()
+        self.loader.close()
+
+
+def load_engine(
+    settings: Callable[[], Settings],
+    clock: Clock,
+    *,
+    between_parts: Callable[[], None],
+    on_change: Callable[[], None],
+    on_load_finished: Callable[[], None],
+) -> Engine:
+    """Load the target and the first drafts.
+
+    `settings` is asked again while decoding. Raises `CheckpointError`, `SettingsError` or
+    `MemoryBudgetError`, and whatever `between_parts` raises; nothing stays behind then.
+    """
+    chosen = settings()
+    if chosen.threads:
+        torch.set_num_threads(chosen.threads)
+    ledger = open_ledger(chosen.memory_budget_mib, chosen.memory_floor_mib)
+    plan = plan_target(
+        chosen.target_path,
+        dtype=chosen.dtype,
+        device=parse_device(chosen.device),
+        context_tokens=chosen.context_tokens,
+    )
+    ledger.reserve(Account.TARGET, "target", plan.weight_bytes)
+    ledger.reserve(Account.KV, "target", plan.kv_bytes)
+    drafts = {d.name: plan_draft(d.name, d.path, plan) for d in chosen.drafts}
+    target = plan.load(between_parts)
+    ledger.correct(Account.TARGET, "target", target.decoder.weight_bytes)
+    loader = DraftLoader(
+        lambda name: _load_draft(drafts[name], target), clock, on_finished=on_load_finished
+    )
+    cache = DraftCache(
+        {name: DraftBytes(d.weight_bytes, d.kv_bytes) for name, d in drafts.items()},
+        loader,
+        ledger,
+        chosen.resident_capacity,
+        clock,
+        on_change,
+    )
+    controller = Controller(target, cache, settings, clock)
+    engine = Engine(target, drafts, ledger, loader, cache, controller)
+    try:
+        _load_first_drafts(engine, chosen, between_parts)
+        _warm_up(target, chosen.draft_length)
+    except BaseException:
+        engine.close()
+        raise
+    return engine
+
+
+def return_memory() -> None:
+    """Collect what is unreachable and give freed memory back to the system where it can be."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    try:
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+    except (OSError, AttributeError):
+        _LOG.debug("This C library has no malloc_trim")
+
+
+def _load_draft(plan: DraftPlan, target: Target) -> Draft:
+    decoder, cache = plan.load(target)
+    return IndependentDraft(plan.name, decoder, cache, target.decoder.config.vocabulary_size)
+
+
+def _load_first_drafts(
+    engine: Engine, settings: Settings, between_parts: Callable[[], None]
+) -> None:
+    ranking = create_strategy(settings).rank(Context(()))
+    for name in ranking.order[: settings.resident_capacity]:
+        between_parts()
+        engine.cache.require(name)
+
+
+def _warm_up(target: Target, draft_length: int) -> None:
+    """Run the shapes of decoding once, so that the first goal does not pay for it."""
+    for rows in (1, draft_length + 1):
+        fed = torch.zeros(rows, dtype=torch.int64, device=target.decoder.device)
+        target.cache.truncate(0)
+        target.decoder.logits(target.decoder.forward(fed, target.cache))
+    target.cache.truncate(0)

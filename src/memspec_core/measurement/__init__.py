@@ -1,0 +1,1 @@
+"""Counts and times, all read from the events that the runtime gives."""

@@ -1,0 +1,223 @@
+"""Draft checkpoints: the project's own folders with a manifest, or any full checkpoint."""
+
+import json
+import os
+import sys
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from memspec_core.errors import CheckpointError
+from memspec_core.models.checkpoint import DEFAULT, Checkpoint, open_checkpoint
+from memspec_core.models.configuration import DecoderConfig
+from memspec_core.models.decoder import Decoder
+from memspec_core.models.kv_cache import KeyValueCache
+from memspec_core.models.linear import DenseLinear
+from memspec_core.models.safetensors_files import SafetensorsFiles
+from memspec_core.models.target import Target, TargetPlan, cache_dtype
+from memspec_core.models.tokenizer import Tokenizer
+from memspec_core.models.weights import FINAL_NORM, WeightReader
+
+MANIFEST = "manifest.json"
+WEIGHTS = "draft.safetensors"
+HEAD_TOKENS = "head.token_ids"
+FORMAT_VERSION = 1
+INDEPENDENT = "independent"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a draft folder says about itself.
+
+    `layers`: the target's layers that the draft's were cut from, in order; `head_tokens`: how
+    many tokens its head covers; `weights_sha256`: of the weights' file;
+    `tokenizer_sha256`: of the target's token map; `card`: everything else, for people.
+    """
+
+    name: str
+    kind: str
+    layers: tuple[int, ...]
+    hidden_size: int
+    head_tokens: int
+    context_tokens: int
+    weights_sha256: str
+    target_sha256: str
+    tokenizer_sha256: str
+    card: dict[str, Any]
+
+    def to_json(self) -> str:
+        """Return the text of manifest.json."""
+        fields = {"format_version": FORMAT_VERSION} | self.__dict__
+        return json.dumps(fields, indent=2) + "\n"
+
+
+@dataclass(frozen=True)
+class DraftPlan:
+    """A draft that has been looked at but not read, with the fast memory that it will take."""
+
+    name: str
+    path: Path
+    kind: str
+    weight_bytes: int
+    kv_bytes: int
+    manifest: Manifest | None
+
+    def load(self, target: Target) -> tuple[Decoder, KeyValueCache]:
+        """Bring the draft into memory, made for this target; raises `CheckpointError`."""
+        device = target.decoder.device
+        if self.manifest is None:
+            decoder = _load_full(self.path, target)
+        else:
+            decoder = _load_truncated(self.path, self.manifest, target)
+        capacity = min(target.context_tokens, decoder.config.context_tokens)
+        return decoder, KeyValueCache(decoder.config, capacity, cache_dtype(device), device)
+
+
+def draft_folder(name: str, path: str) -> Path:
+    """Return the folder of a draft; "default" is the one that the project brings along."""
+    if path != DEFAULT:
+        return Path(path).expanduser()
+    places = [place / name for place in _model_places()]
+    for place in places:
+        if place.is_dir():
+            return place
+    raise CheckpointError(
+        f"The project brings no draft '{name}' along (looked in "
+        f"{', '.join(map(str, places))}); set drafts.{name}.path to its folder."
+    )
+
+
+def plan_draft(name: str, path: str, target: TargetPlan | Target) -> DraftPlan:
+    """Look at a draft without reading its weights; raises `CheckpointError`."""
+    folder = draft_folder(name, path)
+    if not folder.exists():
+        raise CheckpointError(f"There is no draft at {folder}; check drafts.{name}.path.")
+    sizes = target.checkpoint.config
+    if not (folder / MANIFEST).exists():
+        checkpoint = open_checkpoint(folder)
+        return DraftPlan(
+            name=name,
+            path=folder,
+            kind=INDEPENDENT,
+            weight_bytes=checkpoint.weights.memory_bytes(None),
+            kv_bytes=_kv_bytes(checkpoint.config, target),
+            manifest=None,
+        )
+    manifest = read_manifest(folder)
+    config = _truncated_config(sizes, manifest, folder)
+    head_bytes = manifest.head_tokens * manifest.hidden_size * 2
+    return DraftPlan(
+        name=name,
+        path=folder,
+        kind=manifest.kind,
+        weight_bytes=_weights_file(folder).stat().st_size + head_bytes,
+        kv_bytes=_kv_bytes(config, target),
+        manifest=manifest,
+    )
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read a draft folder's manifest; raises `CheckpointError`."""
+    path = folder / MANIFEST
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        version = fields.pop("format_version")
+        fields["layers"] = tuple(fields["layers"])
+        manifest = Manifest(**fields)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path} is not a draft's manifest: {error!r}.") from error
+    if version != FORMAT_VERSION:
+        raise CheckpointError(f"{path} has format {version}; {FORMAT_VERSION} is supported.")
+    if manifest.kind != INDEPENDENT:
+        raise CheckpointError(f"{path}: drafts of kind '{manifest.kind}' are not supported.")
+    return manifest
+
+
+def _model_places() -> list[Path]:
+    """Folders that may hold the project's drafts: the source tree, then ament prefixes."""
+    source_tree = Path(__file__).resolve().parents[3] / "models"
+    prefixes = [p for p in os.environ.get("AMENT_PREFIX_PATH", "").split(os.pathsep) if p]
+    shares = [Path(p) / "share" / "memspec_ros" / "models" for p in [*prefixes, sys.prefix]]
+    return [source_tree, *shares]
+
+
+def _kv_bytes(config: DecoderConfig, target: TargetPlan | Target) -> int:
+    device = target.device if isinstance(target, TargetPlan) else target.decoder.device
+    capacity = min(target.context_tokens, config.context_tokens)
+    return KeyValueCache.bytes_for(config, capacity, cache_dtype(device))
+
+
+def _weights_file(folder: Path) -> Path:
+    file = folder / WEIGHTS
+    if not file.exists():
+        raise CheckpointError(f"{file} is missing; copy the draft again.")
+    return file
+
+
+def _truncated_config(sizes: DecoderConfig, manifest: Manifest, folder: Path) -> DecoderConfig:
+    if manifest.hidden_size != sizes.hidden_size:
+        raise CheckpointError(
+            f"The draft in {folder} was made for a target of hidden size "
+            f"{manifest.hidden_size}, not {sizes.hidden_size}; make one with memspec distill."
+        )
+    fields = sizes.__dict__ | {
+        "layers": len(manifest.layers),
+        "context_tokens": manifest.context_tokens,
+    }
+    return DecoderConfig(**fields)
+
+
+def _load_truncated(folder: Path, manifest: Manifest, target: Target) -> Decoder:
+    """Load a draft that shares the target's embedding and head."""
+    if manifest.tokenizer_sha256 != target.tokenizer.sha256():
+        raise CheckpointError(
+            f"The draft in {folder} was made for another tokenizer than that of "
+            f"{target.checkpoint.path}; make one with memspec distill."
+        )
+    file = _weights_file(folder)
+    if sha256(file.read_bytes()).hexdigest() != manifest.weights_sha256:
+        raise CheckpointError(
+            f"{file} is truncated or corrupt (its checksum differs from the manifest's); "
+            "copy the draft again."
+        )
+    source = SafetensorsFiles([file])
+    # Distilled weights keep the order of the target's rows as transformers has them.
+    reader = WeightReader(source, "stored", target.decoder.device)
+    config = _truncated_config(target.decoder.config, manifest, folder)
+    ids = source.raw(HEAD_TOKENS).to(target.decoder.device, torch.int64)
+    return Decoder(
+        config,
+        target.decoder.embedding,
+        [reader.layer(config, index) for index in range(config.layers)],
+        reader.norm(FINAL_NORM),
+        DenseLinear(_head_rows(target, ids)),
+        head_token_ids=ids,
+    )
+
+
+def _head_rows(target: Target, ids: torch.Tensor) -> torch.Tensor:
+    head = target.decoder.head
+    if isinstance(head, DenseLinear):
+        return head.weight[ids]
+    dense = target.checkpoint.weights.dense("lm_head.weight").to(target.decoder.device)
+    return dense[ids].bfloat16()
+
+
+def _load_full(path: Path, target: Target) -> Decoder:
+    plan = TargetPlan(
+        checkpoint=_checked(open_checkpoint(path), target),
+        dtype="stored",
+        device=target.decoder.device,
+        context_tokens=1,
+        weight_bytes=0,
+        kv_bytes=0,
+    )
+    return plan.load().decoder
+
+
+def _checked(checkpoint: Checkpoint, target: Target) -> Checkpoint:
+    target.tokenizer.require_same_tokens(Tokenizer.of(checkpoint))
+    return checkpoint

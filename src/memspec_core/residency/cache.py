@@ -1,0 +1,325 @@
+"""The draft model cache: which drafts are resident, which come and which go (Algorithm 2)."""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from memspec_core.clock import Clock
+from memspec_core.errors import CheckpointError, MemoryBudgetError
+from memspec_core.residency.ledger import Account, Ledger
+from memspec_core.residency.loader import FinishedLoad
+from memspec_core.snapshot import DraftState, LoadCounters
+from memspec_core.speculation.proposal import Draft
+from memspec_core.strategies.base import Ranking
+
+RETRY_SECONDS = 30.0
+"""A draft that could not be loaded is tried again after this time, doubled at each failure."""
+
+_MAX_RETRY_SECONDS = 3600.0
+
+
+class Loader(Protocol):
+    """What the cache needs of a loader."""
+
+    def start(self, name: str) -> None:
+        """Begin to load a draft in the background."""
+        ...
+
+    def finished(self) -> list[FinishedLoad]:
+        """Take over all loads that have ended."""
+        ...
+
+    def wait(self) -> FinishedLoad:
+        """Wait for the next load to end and take it over."""
+        ...
+
+
+@dataclass(frozen=True)
+class DraftBytes:
+    """Fast memory that a draft takes."""
+
+    weights: int
+    kv: int
+
+
+@dataclass
+class _Failure:
+    error: str
+    attempts: int
+    retry_at: float
+
+
+@dataclass
+class _Counts:
+    hits: int = 0
+    misses: int = 0
+    evictions: int = 0
+    failures: int = 0
+    load_seconds: list[float] = field(default_factory=list)
+
+
+class DraftCache:
+    """The resident set, at most `capacity` drafts with the loads under way.
+
+    One thread, the worker, changes it; any thread may ask for states and counts, and is never
+    made to wait for a load. No call but `require` waits for one, and the active draft is never
+    evicted.
+    """
+
+    def __init__(
+        self,
+        sizes: Mapping[str, DraftBytes],
+        loader: Loader,
+        ledger: Ledger,
+        capacity: int,
+        clock: Clock,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.capacity = capacity
+        self._sizes = dict(sizes)
+        self._loader = loader
+        self._ledger = ledger
+        self._clock = clock
+        self._on_change = on_change
+        self._lock = threading.RLock()
+        self._resident: dict[str, Draft] = {}
+        self._loading: list[str] = []
+        self._failed: dict[str, _Failure] = {}
+        self._pinned: set[str] = set()
+        self._scores: dict[str, float] = {}
+        self._counts = _Counts()
+        self._active: str | None = None
+
+    def update(self, ranking: Ranking, active: str | None) -> None:
+        """Steer the resident set towards the working set W = top K of the ranking.
+
+        As Algorithm 2, except that loads under way count towards K and that pinned drafts stay.
+        """
+        with self._lock:
+            self.collect()
+            self._active = active
+            self._scores = dict(ranking.scores)
+            working_set = ranking.order[: self.capacity]
+            for name in working_set:
+                if name in self._resident or name in self._loading or self._resting(name):
+                    continue
+                if self._make_room(name, working_set):
+                    self._start(name)
+            self._shrink(working_set)
+
+    def best_resident(self, ranking: Ranking) -> Draft | None:
+        """Return the best-ranked resident draft (d = argmax over G), or None."""
+        with self._lock:
+            self.collect()
+            if ranking.order:
+                hit = ranking.order[0] in self._resident
+                self._counts.hits += hit
+                self._counts.misses += not hit
+            name = next((name for name in ranking.order if name in self._resident), None)
+            self._active = name
+            return None if name is None else self._resident[name]
+
+    def require(self, name: str) -> Draft:
+        """Return a draft, waiting for its load if it is not resident (the only wait).
+
+        Raises `CheckpointError` if it cannot be loaded, `MemoryBudgetError` if it has no room.
+        """
+        self.collect()
+        while (draft := self._resident.get(name)) is None:
+            with self._lock:
+                self._begin(name)
+            load = self._loader.wait()
+            with self._lock:
+                self._take_over(load)
+            if load.name == name and load.draft is None:
+                raise CheckpointError(load.error)
+        return draft
+
+    def collect(self) -> None:
+        """Take over what the loader has finished."""
+        with self._lock:
+            for load in self._loader.finished():
+                self._take_over(load)
+
+    def rest(self) -> None:
+        """Say that no draft is active, as between generations."""
+        with self._lock:
+            self._active = None
+            self.collect()
+        self._on_change()
+
+    def pin(self, name: str, pinned: bool) -> None:
+        """Keep a draft resident, loading it in the background, or let it go again.
+
+        Raises `MemoryBudgetError` if too many are pinned for the capacity or it has no room.
+        """
+        with self._lock:
+            self.collect()
+            if not pinned:
+                self._pinned.discard(name)
+            elif name not in self._pinned:
+                self._pin(name)
+        self._on_change()
+
+    def set_capacity(self, capacity: int) -> None:
+        """Change K; drafts beyond it go at the next update."""
+        with self._lock:
+            self.capacity = capacity
+
+    def clear(self) -> None:
+        """Let every resident draft go."""
+        with self._lock:
+            self._active = None
+            self._pinned.clear()
+            for name in list(self._resident):
+                self._evict(name)
+
+    def state(self, name: str) -> DraftState:
+        """Return where a draft is."""
+        with self._lock:
+            if name == self._active:
+                return DraftState.ACTIVE
+            if name in self._resident:
+                return DraftState.RESIDENT
+            if name in self._loading:
+                return DraftState.LOADING
+            return DraftState.FAILED if name in self._failed else DraftState.STORED
+
+    def score(self, name: str) -> float:
+        """Return the last ranking's score of a draft."""
+        return self._scores.get(name, 0.0)
+
+    def pinned(self, name: str) -> bool:
+        """Whether a draft is kept resident."""
+        return name in self._pinned
+
+    def error(self, name: str) -> str:
+        """Return why a draft could not be loaded, or nothing."""
+        failure = self._failed.get(name)
+        return failure.error if failure else ""
+
+    def bytes_of(self, name: str) -> DraftBytes:
+        """Return the fast memory that a draft takes when resident."""
+        return self._sizes[name]
+
+    def counters(self) -> LoadCounters:
+        """Return what has happened since the cache was made."""
+        with self._lock:
+            seconds = sorted(self._counts.load_seconds)
+            return LoadCounters(
+                hits=self._counts.hits,
+                misses=self._counts.misses,
+                evictions=self._counts.evictions,
+                failures=self._counts.failures,
+                load_seconds_p50=_quantile(seconds, 0.50),
+                load_seconds_p95=_quantile(seconds, 0.95),
+            )
+
+    @property
+    def _occupied(self) -> int:
+        return len(self._resident) + len(self._loading)
+
+    def _begin(self, name: str) -> None:
+        """Start a load that is waited for, unless it is under way or others must land first."""
+        if name in self._loading:
+            return
+        if self._make_room(name, (name,)):
+            self._start(name)
+        elif not self._loading:
+            raise MemoryBudgetError(f"No room for the draft {name}: {self._refusal(name)}")
+
+    def _pin(self, name: str) -> None:
+        if len(self._pinned) >= self.capacity:
+            raise MemoryBudgetError(
+                f"{len(self._pinned)} drafts are pinned and resident_capacity is "
+                f"{self.capacity}; let one go first."
+            )
+        self._pinned.add(name)
+        if name in self._resident or name in self._loading:
+            return
+        self._failed.pop(name, None)
+        if not self._make_room(name, tuple(self._pinned)):
+            self._pinned.discard(name)
+            raise MemoryBudgetError(f"No room to pin {name}: {self._refusal(name)}")
+        self._start(name)
+
+    def _make_room(self, name: str, kept: Sequence[str]) -> bool:
+        """Evict until one more draft fits by number and by bytes; say whether it does."""
+        while not self._fits(name):
+            victim = self._victim(kept)
+            if victim is None:
+                return False
+            self._evict(victim)
+        return True
+
+    def _fits(self, name: str) -> bool:
+        size = self._sizes[name]
+        return self._occupied < self.capacity and size.weights + size.kv <= self._ledger.free_bytes
+
+    def _victim(self, kept: Sequence[str]) -> str | None:
+        """Return the lowest-scored resident draft outside the working set, active and pins."""
+        free = [
+            name
+            for name in self._resident
+            if name not in kept and name != self._active and name not in self._pinned
+        ]
+        return min(free, key=lambda name: self._scores.get(name, 0.0), default=None)
+
+    def _refusal(self, name: str) -> str:
+        size = self._sizes[name]
+        if self._occupied >= self.capacity:
+            return f"resident_capacity is {self.capacity} and the drafts there are pinned or in use."
+        return (
+            f"it needs {(size.weights + size.kv) / 2**20:.1f} MiB and "
+            f"{max(self._ledger.free_bytes, 0) / 2**20:.1f} MiB of the budget are free; raise "
+            "memory.budget_mib or lower context_tokens."
+        )
+
+    def _shrink(self, working_set: Sequence[str]) -> None:
+        """After K was lowered, let go what is over."""
+        while self._occupied > self.capacity and (victim := self._victim(working_set)) is not None:
+            self._evict(victim)
+
+    def _start(self, name: str) -> None:
+        size = self._sizes[name]
+        self._ledger.reserve(Account.IN_FLIGHT, name, size.weights)
+        self._ledger.reserve(Account.KV, name, size.kv)
+        self._loading.append(name)
+        self._loader.start(name)
+        self._on_change()
+
+    def _take_over(self, load: FinishedLoad) -> None:
+        self._loading.remove(load.name)
+        if load.draft is None:
+            self._ledger.release(Account.IN_FLIGHT, load.name)
+            self._ledger.release(Account.KV, load.name)
+            self._fail(load)
+        else:
+            self._ledger.move(load.name, Account.IN_FLIGHT, Account.DRAFT)
+            self._failed.pop(load.name, None)
+            self._resident[load.name] = load.draft
+            self._counts.load_seconds.append(load.seconds)
+            del self._counts.load_seconds[:-256]
+        self._on_change()
+
+    def _fail(self, load: FinishedLoad) -> None:
+        attempts = self._failed[load.name].attempts + 1 if load.name in self._failed else 1
+        pause = min(RETRY_SECONDS * 2 ** (attempts - 1), _MAX_RETRY_SECONDS)
+        self._failed[load.name] = _Failure(load.error, attempts, self._clock.now() + pause)
+        self._counts.failures += 1
+
+    def _resting(self, name: str) -> bool:
+        failure = self._failed.get(name)
+        return failure is not None and self._clock.now() < failure.retry_at
+
+    def _evict(self, name: str) -> None:
+        del self._resident[name]
+        self._ledger.release(Account.DRAFT, name)
+        self._ledger.release(Account.KV, name)
+        self._counts.evictions += 1
+        self._on_change()
+
+
+def _quantile(ordered: list[float], share: float) -> float:
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0

@@ -1,0 +1,369 @@
+"""The runtime: owns the models and the one thread that works on them, and queues requests."""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+
+from memspec_core.clock import Clock, SystemClock
+from memspec_core.engine import Engine, load_engine, return_memory
+from memspec_core.errors import (
+    MemSpecError,
+    NotAcceptingError,
+    PromptTooLongError,
+    QueueFullError,
+    UnknownDraftError,
+)
+from memspec_core.generation import Generation
+from memspec_core.measurement.counters import RuntimeCounters
+from memspec_core.request import FinishReason, GenerationRequest
+from memspec_core.settings import Settings
+from memspec_core.snapshot import (
+    DraftSnapshot,
+    DraftState,
+    LoadCounters,
+    MemorySnapshot,
+    RuntimeSnapshot,
+    TargetSnapshot,
+)
+from memspec_core.strategies import StaticStrategy, Strategy, create_strategy
+
+_LOG = logging.getLogger(__name__)
+
+
+class Runtime:
+    """Loads models, takes requests through a gate and a bounded queue, and runs them in turn.
+
+    Any thread may call any method. `on_change` is called from the worker or the loader whenever
+    the drafts, the queue or the gate have changed; it must return at once.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        clock: Clock | None = None,
+        on_change: Callable[[], None] | None = None,
+    ) -> None:
+        self._settings = settings
+        self._clock = clock or SystemClock()
+        self._on_change = on_change or (lambda: None)
+        self._counters = RuntimeCounters(self._clock)
+        self._condition = threading.Condition()
+        self._queue: deque[Generation] = deque()
+        self._commands: deque[Callable[[], None]] = deque()
+        self._running: Generation | None = None
+        self._engine: Engine | None = None
+        self._worker: threading.Thread | None = None
+        self._worker_error = ""
+        self._accepting = False
+        self._closing = False
+        self._active = ""
+        self._wanted = ""
+
+    def load(self) -> None:
+        """Load target and first drafts in the worker thread and wait for it.
+
+        Raises `MemSpecError`; everything is freed then.
+        """
+        loaded: Future[None] = Future()
+        self._closing = False
+        self._worker = threading.Thread(
+            target=self._work, args=(loaded,), name="memspec-worker", daemon=True
+        )
+        self._worker.start()
+        try:
+            loaded.result()
+        except BaseException:
+            self.close()
+            raise
+
+    def interrupt_load(self) -> None:
+        """Make a load under way end soon, with `NotAcceptingError`."""
+        with self._condition:
+            self._closing = True
+            self._condition.notify_all()
+
+    def open(self) -> None:
+        """Open the gate: requests are taken from here on."""
+        with self._condition:
+            if self._engine is None:
+                raise NotAcceptingError("No model is loaded; configure first.")
+            self._accepting = True
+        self._on_change()
+
+    def shut(self, reason: str = "The runtime was deactivated.") -> None:
+        """Close the gate; running and queued generations end as ABORTED, with their text."""
+        with self._condition:
+            self._accepting = False
+            queued = list(self._queue)
+            self._queue.clear()
+            if self._running is not None:
+                self._running.interrupt(FinishReason.ABORTED, reason)
+        for generation in queued:
+            self._end(generation, FinishReason.ABORTED, reason)
+        with self._condition:
+            self._condition.wait_for(lambda: self._running is None)
+        self._on_change()
+
+    def close(self) -> None:
+        """End everything and free all models; a second call does nothing."""
+        self.shut("The runtime was closed.")
+        with self._condition:
+            self._closing = True
+            self._condition.notify_all()
+        if self._worker is not None:
+            self._worker.join()
+            self._worker = None
+        return_memory()
+
+    def check(self, request: GenerationRequest) -> None:
+        """Raise what `submit` would raise now."""
+        request.validated(self._settings.draft_names)
+        with self._condition:
+            self._require_room()
+
+    def submit(self, request: GenerationRequest) -> Generation:
+        """Queue a request.
+
+        Raises `RequestError`, `QueueFullError` or `NotAcceptingError`, one sentence each.
+        """
+        checked = request.validated(self._settings.draft_names)
+        with self._condition:
+            self._require_room()
+            generation = Generation(checked, self._clock.now(), self._cancel)
+            self._queue.append(generation)
+            self._counters.count_accepted()
+            self._condition.notify_all()
+        self._on_change()
+        return generation
+
+    def count_rejected(self) -> None:
+        """Count a request that was refused."""
+        self._counters.count_rejected()
+
+    def change(self, changes: Mapping[str, object]) -> None:
+        """Change parameters that may change at run time; the next interval sees them.
+
+        Raises `SettingsError`, and changes nothing then.
+        """
+        self._settings = self._settings.with_changes(changes)
+        engine = self._engine
+        if engine is not None:
+            engine.cache.set_capacity(self._settings.resident_capacity)
+        self._on_change()
+
+    def pin(self, draft: str, pinned: bool) -> None:
+        """Keep a draft resident, or let it go.
+
+        Raises `UnknownDraftError`, `MemoryBudgetError` or `NotAcceptingError`.
+        """
+        if draft not in self._settings.draft_names:
+            known = ", ".join(self._settings.draft_names) or "none"
+            raise UnknownDraftError(f"Unknown draft '{draft}'; there are: {known}.")
+        done: Future[None] = Future()
+
+        def command() -> None:
+            try:
+                assert self._engine is not None
+                self._engine.cache.pin(draft, pinned)
+                done.set_result(None)
+            except Exception as error:
+                done.set_exception(error)
+
+        with self._condition:
+            if self._engine is None:
+                raise NotAcceptingError("No model is loaded; configure first.")
+            self._commands.append(command)
+            self._condition.notify_all()
+        done.result()
+
+    def snapshot(self) -> RuntimeSnapshot:
+        """Return the state as of now; never waits for decoding or loading."""
+        settings, engine, worker = self._settings, self._engine, self._worker
+        with self._condition:
+            queue_length, running = len(self._queue), self._running is not None
+        return RuntimeSnapshot(
+            resident_capacity=settings.resident_capacity,
+            scheduling_interval=settings.scheduling_interval,
+            strategy=settings.strategy,
+            queue_capacity=settings.queue_size,
+            loaded=engine is not None,
+            accepting=self._accepting,
+            worker_alive=worker is not None and worker.is_alive(),
+            worker_error=self._worker_error,
+            running=running,
+            queue_length=queue_length,
+            active=self._active,
+            wanted=self._wanted,
+            drafts=self._draft_snapshots(engine),
+            target=engine.describe_target() if engine else TargetSnapshot(),
+            memory=engine.ledger.snapshot() if engine else MemorySnapshot(),
+            loads=engine.cache.counters() if engine else LoadCounters(),
+            generations=self._counters.snapshot(),
+        )
+
+    def _draft_snapshots(self, engine: Engine | None) -> tuple[DraftSnapshot, ...]:
+        if engine is None:
+            stored = DraftState.STORED
+            return tuple(DraftSnapshot(d.name, d.path, "", stored) for d in self._settings.drafts)
+        cache = engine.cache
+        return tuple(
+            DraftSnapshot(
+                name=name,
+                path=str(plan.path),
+                kind=plan.kind,
+                state=cache.state(name),
+                pinned=cache.pinned(name),
+                bytes=plan.weight_bytes + plan.kv_bytes,
+                score=cache.score(name),
+                acceptance=self._counters.acceptance(name),
+                uses=self._counters.uses(name),
+                error=cache.error(name),
+            )
+            for name, plan in engine.drafts.items()
+        )
+
+    def _require_room(self) -> None:
+        if not self._accepting:
+            raise NotAcceptingError("The runtime takes no requests: it is not active.")
+        if len(self._queue) >= self._settings.queue_size:
+            raise QueueFullError(
+                f"{len(self._queue)} requests wait already (queue_size); try again later."
+            )
+
+    def _cancel(self, generation: Generation) -> None:
+        with self._condition:
+            waiting = generation in self._queue
+            if waiting:
+                self._queue.remove(generation)
+            else:
+                generation.interrupt(FinishReason.CANCELLED)
+        if waiting:
+            self._end(generation, FinishReason.CANCELLED)
+
+    def _end(self, generation: Generation, reason: FinishReason, error: str = "") -> None:
+        self._counters.count_result(generation.finish(reason, error))
+        self._on_change()
+
+    def _work(self, loaded: "Future[None]") -> None:
+        """Be the worker thread: load, serve, free."""
+        try:
+            self._engine = load_engine(
+                lambda: self._settings,
+                self._clock,
+                between_parts=self._stop_if_closing,
+                on_change=self._on_change,
+                on_load_finished=self._collect_loads,
+            )
+        except BaseException as error:
+            loaded.set_exception(error)
+            return
+        loaded.set_result(None)
+        try:
+            self._serve()
+        except Exception as error:
+            _LOG.exception("The worker thread died")
+            self._worker_error = f"The worker thread died: {error!r}."
+        finally:
+            self._free()
+
+    def _stop_if_closing(self) -> None:
+        if self._closing:
+            raise NotAcceptingError("The load was interrupted.")
+
+    def _collect_loads(self) -> None:
+        """Have the worker take over finished loads, also when it is idle."""
+        with self._condition:
+            if self._engine is not None:
+                self._commands.append(self._engine.cache.collect)
+                self._condition.notify_all()
+
+    def _serve(self) -> None:
+        while True:
+            with self._condition:
+                self._condition.wait_for(
+                    lambda: self._closing or self._commands or self._queue
+                )
+                if self._closing:
+                    return
+                if self._queue:
+                    self._running = self._queue.popleft()
+            self._run_commands()
+            if self._running is not None:
+                self._run(self._running)
+
+    def _run(self, generation: Generation) -> None:
+        """Run one generation to its end; whatever goes wrong ends it alone."""
+        reason, error = FinishReason.ABORTED, ""
+        try:
+            reason = self._decode(generation)
+        except MemSpecError as failure:
+            error = str(failure)
+        except Exception as failure:
+            _LOG.exception("A generation failed")
+            error = f"The generation failed: {failure!r}."
+        self._active = self._wanted = ""
+        with self._condition:
+            self._running = None
+            self._condition.notify_all()
+        self._end(generation, reason, error)
+
+    def _decode(self, generation: Generation) -> FinishReason:
+        assert self._engine is not None
+        prompt_ids = self._engine.target.tokenizer.prompt_ids(generation.request)
+        if len(prompt_ids) > self._settings.max_prompt_tokens:
+            raise PromptTooLongError(
+                f"The prompt has {len(prompt_ids)} tokens; max_prompt_tokens is "
+                f"{self._settings.max_prompt_tokens}."
+            )
+        generation.begin(len(prompt_ids))
+        iterations = self._engine.controller.generate(
+            generation.request,
+            prompt_ids,
+            self._strategy(generation.request),
+            lambda: generation.interruption(self._clock.now()),
+        )
+        reason = FinishReason.ABORTED
+        for iteration in iterations:
+            generation.record(iteration, self._clock.now())
+            self._counters.count_iteration(iteration)
+            self._show(iteration.draft, iteration.wanted)
+            self._run_commands()
+            reason = iteration.finish_reason or reason
+        return reason
+
+    def _strategy(self, request: GenerationRequest) -> Strategy:
+        return StaticStrategy(request.draft) if request.draft else create_strategy(self._settings)
+
+    def _show(self, active: str, wanted: str) -> None:
+        if (active, wanted) != (self._active, self._wanted):
+            self._active, self._wanted = active, wanted
+            self._on_change()
+
+    def _run_commands(self) -> None:
+        while self._commands:
+            self._commands.popleft()()
+
+    def _free(self) -> None:
+        """Give up the models and whatever still waits for them."""
+        with self._condition:
+            engine, self._engine = self._engine, None
+            self._accepting = False
+            waiting, self._running = [*self._queue], None
+            self._queue.clear()
+            self._condition.notify_all()
+        for generation in waiting:
+            self._end(generation, FinishReason.ABORTED, self._worker_error)
+        if engine is not None:
+            engine.close()
+        self._run_commands_after_close()
+
+    def _run_commands_after_close(self) -> None:
+        while self._commands:
+            command = self._commands.popleft()
+            try:
+                command()
+            except Exception:
+                _LOG.debug("A command came after the runtime was closed")

@@ -1,0 +1,1 @@
+"""One draft-and-verify iteration: proposals, verification, acceptance, and the answer's text."""

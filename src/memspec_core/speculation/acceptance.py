@@ -1,0 +1,37 @@
+"""Which proposed tokens the target accepts, and the one it adds."""
+
+from collections.abc import Sequence
+
+import torch
+
+from memspec_core.speculation.sampling import Sampler
+
+
+def accept_greedy(proposed: Sequence[int], own: Sequence[int]) -> tuple[int, int]:
+    """Return how many proposed tokens equal the target's own, and the target's next token.
+
+    `own` [n + 1]: the target's most probable token after the context and after each proposal.
+    """
+    accepted = 0
+    while accepted < len(proposed) and proposed[accepted] == own[accepted]:
+        accepted += 1
+    return accepted, own[accepted]
+
+
+def accept_sampled(
+    proposed: Sequence[int], draft: torch.Tensor, target: torch.Tensor, sampler: Sampler
+) -> tuple[int, int]:
+    """Rejection sampling that keeps the target's law (Leviathan et al., Chen et al.).
+
+    `draft` [n, m] and `target` [n + 1, m]: final distributions in fp32. Accepts x with
+    probability min(1, p(x) / q(x)); the token after the first rejection is drawn from
+    max(0, p - q), the one after full acceptance from p.
+    """
+    for index, token in enumerate(proposed):
+        p, q = target[index], draft[index]
+        if sampler.uniform() * float(q[token]) < float(p[token]):
+            continue
+        remainder = (p - q).clamp(min=0.0)
+        # With p equal to q nothing is rejected but by rounding; p itself is then right.
+        return index, sampler.draw(remainder if float(remainder.sum()) > 0.0 else p)
+    return len(proposed), sampler.draw(target[len(proposed)])
