@@ -171,11 +171,14 @@ def choose_ros(python: str) -> str:
             " or leave ROS_WHEELS out"
         )
     if sourced:
-        done = subprocess.run([python, "-c", "import rclpy"], capture_output=True, check=False)
+        done = subprocess.run(
+            [python, "-c", "import rclpy"], capture_output=True, text=True, check=False
+        )
         if done.returncode != 0:
             raise SetupError(
-                f"ROS 2 {distro} is sourced, but {python} cannot import rclpy: choose the Python"
-                " that it was built for, as in make PYTHON=/usr/bin/python3 setup"
+                f"{done.stderr.strip()}\nROS 2 {distro} is sourced, but {python} cannot import"
+                " rclpy: choose the Python that it was built for, as in"
+                " make PYTHON=/usr/bin/python3 setup"
             )
         return f"sourced:{distro}"
     remembered = STAMPS / "ros"
@@ -223,14 +226,16 @@ def create_venv(python: str, described: dict[str, object], ros: str) -> None:
     mark_done("venv", key)
 
 
-def install_build_tools() -> None:
+def install_build_tools(ros: str) -> None:
     """Install colcon and the Python build tools; cmake too where there is none."""
     cmake = not has_cmake() and not (VENV / "bin" / "cmake").exists()
+    # An installed ROS 2 generates its messages with empy 3, which colcon's newest must not replace.
+    extra = [*(["cmake"] if cmake else []), *(["empy<4"] if ros.startswith("sourced:") else [])]
     key = digest(LISTS / "build.txt", CONSTRAINTS)
     if is_done("build-tools", key) and not cmake:
         return
     say("Installing colcon" + (" and cmake" if cmake else ""))
-    pip_install("-r", str(LISTS / "build.txt"), *(["cmake"] if cmake else []))
+    pip_install("-r", str(LISTS / "build.txt"), *extra)
     mark_done("build-tools", key)
 
 
@@ -374,7 +379,7 @@ def main() -> int:
         check_system(python, described)
         ros = choose_ros(python)
         create_venv(python, described, ros)
-        install_build_tools()
+        install_build_tools(ros)
         if ros.startswith("wheels:"):
             install_ros_wheels(ros.partition(":")[2])
         install_torch()
