@@ -136,6 +136,12 @@ def read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
+def weights_are_whole(folder: Path, manifest: Manifest) -> bool:
+    """Whether the weights' file is the one that the manifest was written for."""
+    found = sha256(_weights_file(folder).read_bytes()).hexdigest()
+    return found == manifest.weights_sha256
+
+
 def _model_places() -> list[Path]:
     """Folders that may hold the project's drafts: the source tree, then ament prefixes."""
     source_tree = Path(__file__).resolve().parents[3] / "models"
@@ -178,7 +184,7 @@ def _load_truncated(folder: Path, manifest: Manifest, target: Target) -> Decoder
             f"{target.checkpoint.path}; make one with memspec distill."
         )
     file = _weights_file(folder)
-    if sha256(file.read_bytes()).hexdigest() != manifest.weights_sha256:
+    if not weights_are_whole(folder, manifest):
         raise CheckpointError(
             f"{file} is truncated or corrupt (its checksum differs from the manifest's); "
             "copy the draft again."

@@ -1,0 +1,1 @@
+"""The command `memspec`: one file a subcommand."""

@@ -1,0 +1,15 @@
+"""What the commands share in parsing their arguments."""
+
+import argparse
+from typing import Any, TypeAlias
+
+Subparsers: TypeAlias = Any
+"""argparse has no public name for what `add_subparsers` returns."""
+
+
+def positive(text: str) -> int:
+    """Parse a whole number above zero."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not a whole number above 0")
+    return value

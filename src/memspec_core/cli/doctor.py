@@ -1,0 +1,135 @@
+"""`memspec doctor`: what this installation has, and what would stop it from working."""
+
+import argparse
+import importlib.metadata
+import json
+import platform
+import sys
+from collections.abc import Callable
+
+import psutil
+
+from memspec_core.cli.arguments import Subparsers
+from memspec_core.errors import MemSpecError
+
+_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "gguf", "numpy", "psutil")
+
+Check = Callable[[], str]
+
+
+def add_parser(commands: Subparsers) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "doctor",
+        help="check the installation",
+        description="Check the installation; exit code 1 if something needed does not work.",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run every check; returns 1 if a needed one fails."""
+    findings = {name: _examined(check) for name, check in NEEDED.items()}
+    extras = {name: _examined(check) for name, check in OPTIONAL.items()}
+    healthy = all(ok for ok, _ in findings.values())
+    if arguments.json:
+        checks = {
+            name: {"ok": ok, "needed": name in findings, "found": text}
+            for name, (ok, text) in (findings | extras).items()
+        }
+        print(json.dumps({"healthy": healthy, "checks": checks}))
+    else:
+        for name, (ok, text) in (findings | extras).items():
+            mark = "ok  " if ok else "FAIL" if name in findings else "--  "
+            print(f"{mark}  {name:<16}  {text}")
+    return 0 if healthy else 1
+
+
+def _examined(check: Check) -> tuple[bool, str]:
+    try:
+        return True, check()
+    except MemSpecError as error:
+        return False, str(error)
+    except Exception as error:  # a broken installation can raise anything
+        return False, f"{type(error).__name__}: {error}"
+
+
+def _python() -> str:
+    if sys.version_info < (3, 10):
+        raise MemSpecError(f"Python {platform.python_version()} is too old; 3.10 is needed.")
+    return f"{platform.python_version()} on {platform.machine()}"
+
+
+def _packages() -> str:
+    return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in _PACKAGES)
+
+
+def _target() -> str:
+    from memspec_core.models.checkpoint import open_checkpoint
+
+    checkpoint = open_checkpoint("default")
+    return f"{checkpoint.path}: {checkpoint.storage}"
+
+
+def _draft() -> str:
+    from memspec_core.models.draft import draft_folder, read_manifest, weights_are_whole
+
+    folder = draft_folder("general", "default")
+    manifest = read_manifest(folder)
+    if not weights_are_whole(folder, manifest):
+        raise MemSpecError(f"{folder}: the weights' checksum differs; copy the draft again.")
+    return f"{folder}: {manifest.kind}, {len(manifest.layers)} layers"
+
+
+def _cpu_kernel() -> str:
+    """Run the 4-bit kernel on a small weight and compare it with plain arithmetic."""
+    import torch
+
+    from memspec_core.models.int4_rounding import round_to_int4
+    from memspec_core.models.linear import Int4Linear
+
+    weight = round_to_int4(torch.randn(64, 64, generator=torch.Generator().manual_seed(0)))
+    rows = torch.ones(2, 64)
+    expected = rows @ weight.dequantised().T
+    error = float((Int4Linear(weight)(rows).float() - expected).abs().max())
+    if error > 0.1 * float(expected.abs().max()):
+        raise MemSpecError(f"The 4-bit kernel computes wrong values (off by {error:.3g}).")
+    return f"{Int4Linear.kernel}; {torch.get_num_threads()} threads"
+
+
+def _memory() -> str:
+    memory = psutil.virtual_memory()
+    return f"{memory.available / 2**20:.0f} of {memory.total / 2**20:.0f} MiB available"
+
+
+def _cuda() -> str:
+    """Run one kernel: wheels without this GPU's code fail there, not at import."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise MemSpecError("no CUDA device; the models run on the CPU")
+    total = float(torch.ones(8, device="cuda").sum())
+    if total != 8.0:
+        raise MemSpecError(f"a CUDA kernel computed {total} instead of 8")
+    return torch.cuda.get_device_name()
+
+
+def _ros() -> str:
+    import os
+
+    import rclpy  # noqa: F401
+    from memspec_msgs.action import Generate  # noqa: F401
+
+    return f"rclpy and memspec_msgs, {os.environ.get('ROS_DISTRO', 'from wheels')}"
+
+
+NEEDED: dict[str, Check] = {
+    "python": _python,
+    "packages": _packages,
+    "default target": _target,
+    "default draft": _draft,
+    "4-bit kernel": _cpu_kernel,
+    "memory": _memory,
+}
+OPTIONAL: dict[str, Check] = {"CUDA": _cuda, "ROS 2": _ros}

@@ -1,0 +1,62 @@
+"""Cached continuations as training examples for a draft's head."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from memspec_core.training.continuations import Continuation
+
+
+def frequent_tokens(continuations: Sequence[Continuation], count: int) -> torch.Tensor:
+    """Return the `count` most frequent tokens of the target's text [m], in ascending order."""
+    counts: Counter[int] = Counter()
+    for continuation in continuations:
+        counts.update(continuation.token_ids.tolist())
+    return torch.tensor(sorted(token for token, _ in counts.most_common(count)))
+
+
+class Examples(torch.utils.data.Dataset[Continuation]):
+    """A data set of continuations, as transformers' Trainer takes it."""
+
+    def __init__(self, continuations: Sequence[Continuation]) -> None:
+        self._continuations = continuations
+
+    def __len__(self) -> int:
+        """Return how many continuations there are."""
+        return len(self._continuations)
+
+    def __getitem__(self, index: int) -> Continuation:
+        """Return one continuation."""
+        return self._continuations[index]
+
+
+class Collator:
+    """Makes a padded batch of continuations, with the target's top tokens as head outputs."""
+
+    def __init__(self, head_token_ids: torch.Tensor, vocabulary_size: int) -> None:
+        self._output_of = np.full(vocabulary_size, -1, dtype=np.int64)
+        self._output_of[head_token_ids.numpy()] = np.arange(len(head_token_ids))
+
+    def __call__(self, batch: Sequence[Continuation]) -> dict[str, torch.Tensor]:
+        """Return the arguments of `TruncatedDraft.forward`."""
+        sequences = [np.concatenate((c.prompt_ids, c.token_ids[:-1])) for c in batch]
+        length = max(map(len, sequences))
+        input_ids = np.zeros((len(batch), length), dtype=np.int64)
+        mask = np.zeros((len(batch), length), dtype=np.int64)
+        rows = []
+        for index, (continuation, sequence) in enumerate(zip(batch, sequences, strict=True)):
+            input_ids[index, : len(sequence)] = sequence
+            mask[index, : len(sequence)] = 1
+            first = len(continuation.prompt_ids) - 1
+            rows.append(index * length + np.arange(first, len(sequence)))
+        top_index = self._output_of[np.concatenate([c.top_ids for c in batch])]
+        top_log = np.concatenate([c.top_log_probabilities for c in batch]).astype(np.float32)
+        return {
+            "input_ids": torch.from_numpy(input_ids),
+            "attention_mask": torch.from_numpy(mask),
+            "rows": torch.from_numpy(np.concatenate(rows)),
+            "top_index": torch.from_numpy(top_index),
+            "top_probability": torch.from_numpy(np.exp(top_log)),
+        }

@@ -1,0 +1,102 @@
+"""Training a draft with transformers' Trainer: checkpoints, resume, progress, several devices."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import Trainer, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
+
+from memspec_core.training.continuations import Continuation
+from memspec_core.training.examples import Collator, Examples
+from memspec_core.training.truncated import TruncatedDraft
+
+_HELD_OUT_SHARE = 0.03
+
+
+@dataclass(frozen=True)
+class FitPlan:
+    """How long and how fast to train."""
+
+    epochs: float = 4.0
+    batch_size: int = 16
+    learning_rate: float = 6e-4
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What training gave: `agreement` is measured on held-out text of the training prompts."""
+
+    steps: int
+    seconds: float
+    loss: float
+    agreement: float
+
+
+def fit_draft(
+    model: TruncatedDraft,
+    continuations: Sequence[Continuation],
+    vocabulary_size: int,
+    plan: FitPlan,
+    folder: Path,
+) -> Fit:
+    """Train a draft; checkpoints go to `folder`, from which a run that was cut goes on."""
+    training, held_out = _split(continuations)
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        num_train_epochs=plan.epochs,
+        per_device_train_batch_size=plan.batch_size,
+        per_device_eval_batch_size=plan.batch_size,
+        learning_rate=plan.learning_rate,
+        lr_scheduler_type="cosine",
+        warmup_steps=50,
+        weight_decay=0.01,
+        max_grad_norm=1.0,
+        bf16=True,
+        seed=plan.seed,
+        save_steps=100,
+        save_total_limit=2,
+        logging_steps=20,
+        eval_strategy="steps",
+        eval_steps=200,
+        remove_unused_columns=False,
+        label_names=["top_index"],
+        report_to=[],
+        use_cpu=not torch.cuda.is_available(),
+        dataloader_num_workers=0,
+    )
+    trainer = Trainer(
+        model=model,
+        args=arguments,
+        train_dataset=Examples(training),
+        eval_dataset=Examples(held_out),
+        data_collator=Collator(model.head_token_ids.cpu(), vocabulary_size),
+        compute_metrics=_mean_agreement,
+    )
+    last = get_last_checkpoint(str(folder)) if folder.exists() else None
+    trained = trainer.train(resume_from_checkpoint=last)
+    figures = trainer.evaluate()
+    return Fit(
+        steps=trained.global_step,
+        seconds=float(trained.metrics["train_runtime"]),
+        loss=float(figures["eval_loss"]),
+        agreement=float(figures["eval_agreement"]),
+    )
+
+
+def _split(
+    continuations: Sequence[Continuation],
+) -> tuple[list[Continuation], list[Continuation]]:
+    """Hold out all continuations of some prompts, so that no held-out prompt is trained on."""
+    prompts = sorted({c.prompt_ids.tobytes() for c in continuations})
+    every = max(2, round(1 / _HELD_OUT_SHARE))
+    held_out = set(prompts[::every])
+    training = [c for c in continuations if c.prompt_ids.tobytes() not in held_out]
+    return training, [c for c in continuations if c.prompt_ids.tobytes() in held_out]
+
+
+def _mean_agreement(prediction: Any) -> dict[str, float]:
+    return {"agreement": float(prediction.predictions.mean())}

@@ -1,0 +1,80 @@
+"""An independent draft in training: some of the target's layers under its embedding and head."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import parametrize
+from transformers import AutoModel, PreTrainedModel
+
+from memspec_core.models.int4_rounding import round_to_int4
+
+
+class RoundedToInt4(nn.Module):
+    """A parametrization: the forward sees the rounded weight, the gradient passes straight."""
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        """Return the weight as it will be stored."""
+        return weight + (round_to_int4(weight).dequantised() - weight).detach()
+
+
+class TruncatedDraft(nn.Module):
+    """The target's `layers` with its embedding and the rows `head_token_ids` of its head, frozen.
+
+    Linear weights are trained with the 4-bit rounding in the loop.
+    """
+
+    def __init__(
+        self, target: PreTrainedModel, layers: Sequence[int], head_token_ids: torch.Tensor
+    ) -> None:
+        super().__init__()
+        config = type(target.config)(**target.config.to_dict())
+        config.num_hidden_layers = len(layers)
+        self.body = AutoModel.from_config(config, attn_implementation="sdpa").float()
+        self._copy_layers(target, layers)
+        self.head_token_ids: torch.Tensor
+        self.register_buffer("head_token_ids", head_token_ids, persistent=False)
+        head = target.get_output_embeddings().weight.detach()[head_token_ids]
+        self.head_rows: torch.Tensor
+        self.register_buffer("head_rows", head.float(), persistent=False)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        rows: torch.Tensor,
+        top_index: torch.Tensor,
+        top_probability: torch.Tensor,
+    ) -> dict[str, torch.Tensor]:
+        """Return the loss, and the agreement with the target's most probable token.
+
+        `input_ids` and `attention_mask` [batch, length]; `rows` [n]: positions, in the flattened
+        batch, that predict a token of the target's text; `top_index` [n, k]: the target's top
+        tokens there as outputs of the head, -1 for those it does not cover;
+        `top_probability` [n, k]. The loss is the cross entropy with the target's distribution
+        over its top tokens that the head covers.
+        """
+        hidden = self.body(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        logits = F.linear(hidden.flatten(0, 1)[rows], self.head_rows.to(hidden.dtype)).float()
+        covered = top_index >= 0
+        weights = torch.where(covered, top_probability, 0.0)
+        mass = weights.sum(dim=-1, keepdim=True)
+        weights = weights / mass.clamp(min=1e-6)
+        log_probabilities = logits.log_softmax(dim=-1).gather(1, top_index.clamp(min=0))
+        per_row = -(weights * log_probabilities).sum(dim=-1)
+        known = mass[:, 0] > 0
+        loss = (per_row * known).sum() / known.sum().clamp(min=1)
+        agreement = (logits.argmax(dim=-1) == top_index[:, 0]).float().mean()
+        return {"loss": loss, "agreement": agreement.detach()}
+
+    def _copy_layers(self, target: PreTrainedModel, layers: Sequence[int]) -> None:
+        source = target.get_decoder()
+        self.body.embed_tokens.weight.data.copy_(source.embed_tokens.weight.data)
+        self.body.embed_tokens.weight.requires_grad_(False)
+        self.body.norm.load_state_dict(source.norm.state_dict())
+        for layer, index in zip(self.body.layers, layers, strict=True):
+            layer.load_state_dict(source.layers[index].state_dict())
+            for module in layer.modules():
+                if isinstance(module, nn.Linear):
+                    parametrize.register_parametrization(module, "weight", RoundedToInt4())
