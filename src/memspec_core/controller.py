@@ -64,7 +64,7 @@ class Controller:
         active, seconds = self._initial_draft(ranking, seconds)
         self._cache.update(ranking, _name(active))
         seconds = self._read_prompt(decoding, seconds)
-        while not decoding.ended:
+        while True:
             settings = self._settings()
             for _ in range(settings.scheduling_interval):
                 iteration = decoding.iterate(
@@ -73,7 +73,7 @@ class Controller:
                 seconds = IterationSeconds()
                 strategy.observe(iteration)
                 yield iteration
-                if decoding.ended:
+                if iteration.finish_reason is not None:
                     return
             context = Context(decoding.prompt_ids, decoding.recent_ids(settings.recent_tokens))
             ranking, seconds = self._ranked(strategy, context)

@@ -30,8 +30,9 @@ class Iteration:
     `draft` ran ("none": plain decoding) where the strategy wanted `wanted`; of `proposed` draft
     tokens the target accepted `accepted` and added one of its own; `committed` counts what of
     that the answer keeps (0 in a closing event, where an interruption only hands out the rest),
-    `generated_tokens` the answer so far. `token_ids` and `text` are what became final: a token is held back while its text is not whole characters or may yet
-    turn out to be part of a stop string, so that the concatenation over all iterations equals
+    `generated_tokens` the answer so far. `token_ids` and `text` are what became final: a token
+    is held back while its text is not whole characters or may yet turn out to be part of a stop
+    string, so that the concatenation over all iterations equals
     the result. `finish_reason` is set on the last one.
     """
 

@@ -283,9 +283,7 @@ class Runtime:
     def _serve(self) -> None:
         while True:
             with self._condition:
-                self._condition.wait_for(
-                    lambda: self._closing or self._commands or self._queue
-                )
+                self._condition.wait_for(lambda: self._closing or self._commands or self._queue)
                 if self._closing:
                     return
                 if self._queue:

@@ -62,7 +62,7 @@ class Parameter:
             raise SettingsError(
                 f"{self.name} is {value!r}; a value of type {wanted.__name__} is needed."
             )
-        return value  # type: ignore[return-value]
+        return value
 
     def _check_range(self, value: float) -> None:
         low = -math.inf if self.minimum is None else self.minimum
@@ -203,9 +203,7 @@ _BY_NAME = {parameter.name: parameter for parameter in PARAMETERS}
 
 def draft_path_parameter(name: str) -> Parameter:
     """Return the parameter that holds the path of the draft called `name`."""
-    return Parameter(
-        f"drafts.{name}.path", DEFAULT, f"Folder of the draft '{name}', or 'default'."
-    )
+    return Parameter(f"drafts.{name}.path", DEFAULT, f"Folder of the draft '{name}', or 'default'.")
 
 
 @dataclass(frozen=True)

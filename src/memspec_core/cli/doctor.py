@@ -3,8 +3,8 @@
 import argparse
 import importlib.metadata
 import json
+import os
 import platform
-import sys
 from collections.abc import Callable
 
 import psutil
@@ -56,8 +56,6 @@ def _examined(check: Check) -> tuple[bool, str]:
 
 
 def _python() -> str:
-    if sys.version_info < (3, 10):
-        raise MemSpecError(f"Python {platform.python_version()} is too old; 3.10 is needed.")
     return f"{platform.python_version()} on {platform.machine()}"
 
 
@@ -116,8 +114,6 @@ def _cuda() -> str:
 
 
 def _ros() -> str:
-    import os
-
     import rclpy  # noqa: F401
     from memspec_msgs.action import Generate  # noqa: F401
 

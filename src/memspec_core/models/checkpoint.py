@@ -39,8 +39,10 @@ class Checkpoint:
 
     def sha256(self) -> str:
         """Hash the weights' files, in the order of their names."""
-        names = [self.gguf_file] if self.gguf_file else sorted(
-            file.name for file in self.folder.glob("*.safetensors")
+        names = (
+            [self.gguf_file]
+            if self.gguf_file
+            else sorted(file.name for file in self.folder.glob("*.safetensors"))
         )
         digest = hashlib.sha256()
         for name in names:

@@ -47,7 +47,9 @@ def config_from_transformers(config: Any, where: str) -> DecoderConfig:
         raise CheckpointError(f"{where} uses sliding-window attention, which is not supported.")
     if getattr(config, "hidden_act", "silu") != "silu":
         raise CheckpointError(f"{where} uses the activation {config.hidden_act}, not silu.")
-    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    head_size = (
+        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    )
     frequencies, scale = _rotary(config, head_size, where)
     return DecoderConfig(
         family=family,

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from gguf import GGMLQuantizationType, GGUFReader, ReaderTensor
 from gguf.quants import dequantize
@@ -183,7 +184,7 @@ def _gguf_name(name: str) -> str:
     return f"blk.{index}.{_LAYER_PARTS[stem]}.{kind}"
 
 
-def _blocks(data: np.ndarray, header_bytes: int) -> Int4Weight:
+def _blocks(data: npt.NDArray[np.uint8], header_bytes: int) -> Int4Weight:
     """Take blocks of 32 weights apart: fp16 scale (and minimum), 16 bytes of codes.
 
     The low halves of the 16 bytes are the first 16 weights, the high halves the last.

@@ -108,7 +108,7 @@ class Int4Linear:
     @property
     def weight_bytes(self) -> int:
         """Fast memory that the weights take."""
-        return self._packed.nbytes + self._scale_and_zero.nbytes
+        return int(self._packed.nbytes) + self._scale_and_zero.nbytes
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Apply the layer to n rows."""

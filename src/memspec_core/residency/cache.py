@@ -269,7 +269,7 @@ class DraftCache:
     def _refusal(self, name: str) -> str:
         size = self._sizes[name]
         if self._occupied >= self.capacity:
-            return f"resident_capacity is {self.capacity} and the drafts there are pinned or in use."
+            return f"resident_capacity is {self.capacity}, and its drafts are pinned or in use."
         return (
             f"it needs {(size.weights + size.kv) / 2**20:.1f} MiB and "
             f"{max(self._ledger.free_bytes, 0) / 2**20:.1f} MiB of the budget are free; raise "

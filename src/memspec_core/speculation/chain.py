@@ -64,8 +64,10 @@ class IndependentDraft:
         fed = torch.tensor(token_ids, device=self._decoder.device)
         hidden = self._decoder.forward(fed, self._cache)
         logits = self._decoder.logits(hidden[-1:])[0]
-        return logits if self._decoder.head_token_ids is not None else (
-            logits[: self._vocabulary_size]
+        return (
+            logits
+            if self._decoder.head_token_ids is not None
+            else (logits[: self._vocabulary_size])
         )
 
     def _token(self, index: int) -> int:

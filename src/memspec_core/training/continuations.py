@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
@@ -44,10 +45,10 @@ class Continuation:
     distribution at temperature 1 for each of the n tokens.
     """
 
-    prompt_ids: np.ndarray
-    token_ids: np.ndarray
-    top_ids: np.ndarray
-    top_log_probabilities: np.ndarray
+    prompt_ids: npt.NDArray[np.int32]
+    token_ids: npt.NDArray[np.int32]
+    top_ids: npt.NDArray[np.int32]
+    top_log_probabilities: npt.NDArray[np.float16]
 
 
 class _TopLogits(LogitsProcessor):
@@ -69,6 +70,7 @@ def write_continuations(
     folder: Path,
     plan: ContinuationPlan,
     prompts: list[list[int]],
+    *,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     progress: Callable[[int, int], None],

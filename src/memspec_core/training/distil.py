@@ -3,7 +3,8 @@
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -51,7 +52,7 @@ class DistilPlan:
     max_new_tokens: int = 192
     max_prompt_tokens: int = 512
     text_batch_size: int = 96
-    fit: FitPlan = FitPlan()
+    fit: FitPlan = field(default_factory=FitPlan)
 
 
 def distil(plan: DistilPlan, progress: Progress) -> tuple[Manifest, Fit]:
@@ -115,7 +116,7 @@ def _text(
     if not fitting:
         raise PromptFileError(f"{plan.prompt_file}: every prompt is too long.")
     model = _target_model(checkpoint, torch.bfloat16)
-    continuations = []
+    continuations: list[Continuation] = []
     for index, temperature in enumerate(plan.temperatures):
         folder = plan.work_folder / f"text-{index}"
         text_plan = ContinuationPlan(
@@ -127,14 +128,13 @@ def _text(
             max_prompt_tokens=plan.max_prompt_tokens,
             batch_size=plan.text_batch_size,
         )
-        label = f"text at temperature {temperature:g}"
         write_continuations(
             folder,
             text_plan,
             fitting,
-            model,
-            tokenizer.backend,
-            lambda done, total, label=label: progress(label, done, total),
+            model=model,
+            tokenizer=tokenizer.backend,
+            progress=partial(progress, f"text at temperature {temperature:g}"),
         )
         continuations += read_continuations(folder)
     return continuations
