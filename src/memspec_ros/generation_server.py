@@ -1,0 +1,207 @@
+"""The action `~/generate`: goals in, generations out.
+
+Each accepted goal has one thread of the executor, which waits for the iterations of its generation
+and publishes them. The runtime's worker therefore never publishes, and torch never runs here.
+"""
+
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from rclpy.action import ActionServer, CancelResponse, GoalResponse
+from rclpy.action.server import ServerGoalHandle
+from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
+from rclpy.node import Node
+from rclpy.qos import QoSProfile
+
+from memspec_core.errors import MemSpecError, NotAcceptingError
+from memspec_core.iteration import Iteration
+from memspec_core.request import FinishReason, GenerationResult
+from memspec_msgs.action import Generate
+from memspec_ros.conversions import (
+    feedback_from_iteration,
+    request_from_goal,
+    result_from_generation,
+)
+from memspec_ros.token_stream import TokenStream
+
+if TYPE_CHECKING:
+    from memspec_core.runtime import Generation, Runtime
+
+RESULT_TIMEOUT_SECONDS = 300
+"""How long a result waits for a client that asks late. ROS before Kilted counts from acceptance,
+so that it must exceed the longest goal; longer ones would keep more finished goals in memory."""
+
+REQUEST_DEPTH = 256
+"""Requests kept while the server is busy: a hundred goals at once must all be answered."""
+
+CANCELING_WAIT_SECONDS = 1.0
+
+
+class GenerationServer:
+    """The action server of one node; `runtime` gives the runtime while the node is configured."""
+
+    def __init__(
+        self, node: Node, runtime: Callable[[], "Runtime | None"], tokens: TokenStream
+    ) -> None:
+        self._logger = node.get_logger()
+        self._runtime = runtime
+        self._tokens = tokens
+        self._generations: dict[bytes, Generation | None] = {}
+        self._ended = threading.Condition()
+        requests = QoSProfile(depth=REQUEST_DEPTH)
+        self._server = ActionServer(
+            node,
+            Generate,
+            "~/generate",
+            self._execute_unsubmitted,
+            # One callback at a time: nothing comes between the check of a goal and its submission.
+            callback_group=MutuallyExclusiveCallbackGroup(),
+            goal_callback=self._on_goal,
+            handle_accepted_callback=self._on_accepted,
+            cancel_callback=self._on_cancel,
+            goal_service_qos_profile=requests,
+            result_service_qos_profile=requests,
+            cancel_service_qos_profile=requests,
+            feedback_pub_qos_profile=QoSProfile(depth=REQUEST_DEPTH),
+            result_timeout=RESULT_TIMEOUT_SECONDS,
+        )
+
+    def wait_idle(self, timeout_seconds: float) -> bool:
+        """Wait until no goal is being executed; return whether that came to be."""
+        with self._ended:
+            return self._ended.wait_for(lambda: not self._generations, timeout_seconds)
+
+    def _on_goal(self, goal: Generate.Goal) -> GoalResponse:
+        runtime = self._runtime()
+        try:
+            if runtime is None:
+                raise NotAcceptingError("The node is not configured.")
+            runtime.check(request_from_goal(goal))
+        except MemSpecError as error:
+            self._logger.warning(f"Rejected a goal: {error}")
+            if runtime is not None:
+                runtime.count_rejected()
+            return GoalResponse.REJECT
+        except Exception:
+            self._logger.error(f"Rejected a goal for a fault here:\n{traceback.format_exc()}")
+            return GoalResponse.REJECT
+        return GoalResponse.ACCEPT
+
+    def _on_accepted(self, goal_handle: ServerGoalHandle) -> None:
+        generation: Generation | None = None
+        error = "The node is not configured."
+        runtime = self._runtime()
+        try:
+            if runtime is not None:
+                generation = runtime.submit(request_from_goal(goal_handle.request))
+        except MemSpecError as refusal:
+            # The gate closed, or the worker ended, after the goal was accepted.
+            error = str(refusal)
+        with self._ended:
+            self._generations[_key(goal_handle)] = generation
+        if generation is None:
+            goal_handle.execute(partial(self._execute_unsubmitted, error=error))
+        else:
+            goal_handle.execute(partial(self._execute, generation))
+
+    def _on_cancel(self, goal_handle: ServerGoalHandle) -> CancelResponse:
+        with self._ended:
+            generation = self._generations.get(_key(goal_handle))
+        if generation is not None:
+            generation.cancel()
+        return CancelResponse.ACCEPT
+
+    def _execute(self, generation: "Generation", goal_handle: ServerGoalHandle) -> Any:
+        stream = _Stream(goal_handle, self._tokens)
+        try:
+            for iteration in generation.iterations():
+                stream.publish(iteration)
+            result = generation.result()
+        except Exception as error:
+            self._logger.error(f"A goal failed for a fault here:\n{traceback.format_exc()}")
+            generation.cancel()
+            result = stream.aborted(f"{type(error).__name__}: {error}")
+        return self._finish(goal_handle, stream, result)
+
+    def _execute_unsubmitted(self, goal_handle: ServerGoalHandle, error: str = "") -> Any:
+        stream = _Stream(goal_handle, self._tokens)
+        return self._finish(goal_handle, stream, stream.aborted(error))
+
+    def _finish(
+        self, goal_handle: ServerGoalHandle, stream: "_Stream", result: GenerationResult
+    ) -> Any:
+        try:
+            if result.finish_reason is FinishReason.ABORTED:
+                self._logger.error(f"A goal was aborted: {result.error}")
+            stream.publish_end(result.finish_reason)
+            message = result_from_generation(result)
+            _end(goal_handle, result.finish_reason)
+            return message
+        finally:
+            with self._ended:
+                self._generations.pop(_key(goal_handle), None)
+                self._ended.notify_all()
+
+
+class _Stream:
+    """Publishes one goal's iterations as feedback and as chunks."""
+
+    def __init__(self, goal_handle: ServerGoalHandle, tokens: TokenStream) -> None:
+        self._goal_handle = goal_handle
+        self._tokens = tokens
+        self._texts: list[str] = []
+        self._token_ids: list[int] = []
+        self._seconds = 0.0
+        self._sequence = 0
+        self._said_end = False
+
+    def publish(self, iteration: Iteration) -> None:
+        spent = iteration.seconds
+        self._seconds += spent.decode + spent.prediction + spent.load_wait
+        rate = iteration.generated_tokens / self._seconds if self._seconds > 0 else 0.0
+        self._goal_handle.publish_feedback(feedback_from_iteration(iteration, rate))
+        self._tokens.publish(self._goal_handle.goal_id, iteration)
+        self._texts.append(iteration.text)
+        self._token_ids.extend(iteration.token_ids)
+        self._sequence = iteration.sequence + 1
+        self._said_end = iteration.finish_reason is not None
+
+    def publish_end(self, reason: FinishReason) -> None:
+        """Say that the goal has ended, if the last iteration did not."""
+        if not self._said_end:
+            self._tokens.publish_end(self._goal_handle.goal_id, self._sequence, reason)
+
+    def aborted(self, error: str) -> GenerationResult:
+        """Return a result for a goal that ended here, with what was published of it."""
+        return GenerationResult(
+            "".join(self._texts), tuple(self._token_ids), FinishReason.ABORTED, error
+        )
+
+
+def _end(goal_handle: ServerGoalHandle, reason: FinishReason) -> None:
+    """Bring a goal to its terminal state; nothing may follow but the callback's return."""
+    if reason is FinishReason.CANCELLED and _await_canceling(goal_handle):
+        goal_handle.canceled()
+    elif reason in (FinishReason.CANCELLED, FinishReason.ABORTED):
+        goal_handle.abort()
+    else:
+        goal_handle.succeed()
+
+
+def _await_canceling(goal_handle: ServerGoalHandle) -> bool:
+    """Wait for the state that rclpy sets after the cancel callback, and that `canceled` needs.
+
+    A queued generation ends inside the cancel callback, and so before that.
+    """
+    deadline = time.monotonic() + CANCELING_WAIT_SECONDS
+    while not goal_handle.is_cancel_requested and time.monotonic() < deadline:
+        time.sleep(0.001)
+    return bool(goal_handle.is_cancel_requested)
+
+
+def _key(goal_handle: ServerGoalHandle) -> bytes:
+    return bytes(goal_handle.goal_id.uuid)

@@ -1,0 +1,37 @@
+"""The topic `~/tokens`: what every goal generates, for whoever listens."""
+
+from rclpy.lifecycle import LifecycleNode
+from rclpy.qos import QoSProfile, ReliabilityPolicy
+from rclpy.qos_overriding_options import QoSOverridingOptions
+from unique_identifier_msgs.msg import UUID
+
+from memspec_core.iteration import Iteration
+from memspec_core.request import FinishReason
+from memspec_msgs.msg import TokenChunk
+from memspec_ros.conversions import chunk_from_iteration, last_chunk
+
+DEPTH = 256
+"""Chunks kept for a slow subscriber: several seconds of a fast target."""
+
+
+class TokenStream:
+    """A managed publisher: silent unless the node is active. One chunk an iteration."""
+
+    def __init__(self, node: LifecycleNode) -> None:
+        self._clock = node.get_clock()
+        self._publisher = node.create_lifecycle_publisher(
+            TokenChunk,
+            "~/tokens",
+            QoSProfile(depth=DEPTH, reliability=ReliabilityPolicy.RELIABLE),
+            qos_overriding_options=QoSOverridingOptions.with_default_policies(),
+        )
+
+    def publish(self, goal_id: UUID, iteration: Iteration) -> None:
+        """Publish what an iteration added to a goal's answer."""
+        stamp = self._clock.now().to_msg()
+        self._publisher.publish(chunk_from_iteration(goal_id, iteration, stamp))
+
+    def publish_end(self, goal_id: UUID, sequence: int, reason: FinishReason) -> None:
+        """Publish that a goal has ended, where its last iteration did not."""
+        stamp = self._clock.now().to_msg()
+        self._publisher.publish(last_chunk(goal_id, sequence, reason, stamp))
