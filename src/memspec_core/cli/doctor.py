@@ -67,7 +67,7 @@ def _target() -> str:
     from memspec_core.models.checkpoint import open_checkpoint
 
     checkpoint = open_checkpoint("default")
-    return f"{checkpoint.path}: {checkpoint.storage}"
+    return f"{checkpoint.path}: {checkpoint.quantisation}"
 
 
 def _draft() -> str:
@@ -115,6 +115,7 @@ def _cuda() -> str:
 
 def _ros() -> str:
     import rclpy  # noqa: F401
+
     from memspec_msgs.action import Generate  # noqa: F401
 
     return f"rclpy and memspec_msgs, {os.environ.get('ROS_DISTRO', 'from wheels')}"

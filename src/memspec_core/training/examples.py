@@ -2,8 +2,10 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import TypedDict
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from memspec_core.training.continuations import Continuation
@@ -17,7 +19,14 @@ def frequent_tokens(continuations: Sequence[Continuation], count: int) -> torch.
     return torch.tensor(sorted(token for token, _ in counts.most_common(count)))
 
 
-class Examples(torch.utils.data.Dataset[Continuation]):
+class Example(TypedDict):
+    """One continuation with the tokens that a draft reads; Trainer groups by their number."""
+
+    input_ids: npt.NDArray[np.int32]
+    continuation: Continuation
+
+
+class Examples(torch.utils.data.Dataset[Example]):
     """A data set of continuations, as transformers' Trainer takes it."""
 
     def __init__(self, continuations: Sequence[Continuation]) -> None:
@@ -27,9 +36,11 @@ class Examples(torch.utils.data.Dataset[Continuation]):
         """Return how many continuations there are."""
         return len(self._continuations)
 
-    def __getitem__(self, index: int) -> Continuation:
-        """Return one continuation."""
-        return self._continuations[index]
+    def __getitem__(self, index: int) -> Example:
+        """Return one continuation; its last token is predicted but never read."""
+        continuation = self._continuations[index]
+        read = np.concatenate((continuation.prompt_ids, continuation.token_ids[:-1]))
+        return {"input_ids": read, "continuation": continuation}
 
 
 class Collator:
@@ -39,20 +50,25 @@ class Collator:
         self._output_of = np.full(vocabulary_size, -1, dtype=np.int64)
         self._output_of[head_token_ids.numpy()] = np.arange(len(head_token_ids))
 
-    def __call__(self, batch: Sequence[Continuation]) -> dict[str, torch.Tensor]:
+    def __call__(self, batch: Sequence[Example]) -> dict[str, torch.Tensor]:
         """Return the arguments of `TruncatedDraft.forward`."""
-        sequences = [np.concatenate((c.prompt_ids, c.token_ids[:-1])) for c in batch]
+        sequences = [example["input_ids"] for example in batch]
+        continuations = [example["continuation"] for example in batch]
         length = max(map(len, sequences))
         input_ids = np.zeros((len(batch), length), dtype=np.int64)
         mask = np.zeros((len(batch), length), dtype=np.int64)
         rows = []
-        for index, (continuation, sequence) in enumerate(zip(batch, sequences, strict=True)):
+        for index, (continuation, sequence) in enumerate(
+            zip(continuations, sequences, strict=True)
+        ):
             input_ids[index, : len(sequence)] = sequence
             mask[index, : len(sequence)] = 1
             first = len(continuation.prompt_ids) - 1
             rows.append(index * length + np.arange(first, len(sequence)))
-        top_index = self._output_of[np.concatenate([c.top_ids for c in batch])]
-        top_log = np.concatenate([c.top_log_probabilities for c in batch]).astype(np.float32)
+        top_index = self._output_of[np.concatenate([c.top_ids for c in continuations])]
+        top_log = np.concatenate([c.top_log_probabilities for c in continuations]).astype(
+            np.float32
+        )
         return {
             "input_ids": torch.from_numpy(input_ids),
             "attention_mask": torch.from_numpy(mask),

@@ -53,6 +53,7 @@ def fit_draft(
         learning_rate=plan.learning_rate,
         lr_scheduler_type="cosine",
         warmup_steps=50,
+        train_sampling_strategy="group_by_length",
         weight_decay=0.01,
         max_grad_norm=1.0,
         bf16=True,
