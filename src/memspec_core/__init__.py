@@ -3,6 +3,8 @@
 Read `controller.py` first; it is the paper's Algorithm 3.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from memspec_core.errors import MemSpecError
 from memspec_core.generation import Generation
 from memspec_core.iteration import Iteration, IterationSeconds
@@ -15,9 +17,11 @@ from memspec_core.request import (
     GenerationStats,
     SamplingSettings,
 )
-from memspec_core.runtime import Runtime
 from memspec_core.settings import PARAMETERS, Parameter, Settings, read_parameters
 from memspec_core.snapshot import DraftSnapshot, DraftState, RuntimeSnapshot
+
+if TYPE_CHECKING:
+    from memspec_core.runtime import Runtime
 
 __all__ = [
     "PARAMETERS",
@@ -40,3 +44,12 @@ __all__ = [
     "Settings",
     "read_parameters",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the runtime when it is first asked for: it brings torch, which takes seconds."""
+    if name == "Runtime":
+        from memspec_core.runtime import Runtime
+
+        return Runtime
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
