@@ -16,9 +16,9 @@ from memspec_core.models.configuration import (
     default_inverse_frequencies,
 )
 from memspec_core.models.linear import Int4Weight
-from memspec_core.models.weights import EMBEDDING, FINAL_NORM, HEAD
+from memspec_core.models.weights import EMBEDDING, HEAD
 
-_NAMES = {EMBEDDING: "token_embd.weight", FINAL_NORM: "output_norm.weight", HEAD: "output.weight"}
+_PARTS = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}
 _LAYER_PARTS = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
@@ -63,7 +63,7 @@ class GgufFile:
         head_size = int(self._size("attention.key_length", hidden // heads))
         return DecoderConfig(
             family=self.family,
-            vocabulary_size=int(self._tensor(_NAMES[EMBEDDING]).shape[1]),
+            vocabulary_size=int(self._tensor(_gguf_name(EMBEDDING)).shape[1]),
             hidden_size=hidden,
             layers=int(self._size("block_count")),
             heads=heads,
@@ -71,7 +71,7 @@ class GgufFile:
             head_size=head_size,
             intermediate_size=int(self._size("feed_forward_length")),
             norm_epsilon=float(self._size("attention.layer_norm_rms_epsilon")),
-            tied_head=_NAMES[HEAD] not in self._tensors,
+            tied_head=_gguf_name(HEAD) not in self._tensors,
             context_tokens=int(self._size("context_length")),
             inverse_frequencies=self._frequencies(head_size),
         )
@@ -177,11 +177,11 @@ def _opened(path: Path) -> GGUFReader:
 
 
 def _gguf_name(name: str) -> str:
-    if name in _NAMES:
-        return _NAMES[name]
-    _, index, part = name.split(".", 2)
-    stem, kind = part.rsplit(".", 1)
-    return f"blk.{index}.{_LAYER_PARTS[stem]}.{kind}"
+    stem, kind = name.rsplit(".", 1)
+    if stem in _PARTS:
+        return f"{_PARTS[stem]}.{kind}"
+    _, index, part = stem.split(".", 2)
+    return f"blk.{index}.{_LAYER_PARTS[part]}.{kind}"
 
 
 def _blocks(data: npt.NDArray[np.uint8], header_bytes: int) -> Int4Weight:
