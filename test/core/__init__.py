@@ -1,0 +1,1 @@
+"""Tests of memspec_core, one file a room."""

@@ -1,0 +1,216 @@
+"""Tiny random checkpoints and the few helpers that many tests share."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from memspec_core.controller import Controller
+from memspec_core.iteration import Iteration, IterationSeconds
+from memspec_core.models.draft import plan_draft
+from memspec_core.models.target import Target, plan_target
+from memspec_core.request import FinishReason, GenerationRequest, SamplingSettings
+from memspec_core.settings import Settings
+from memspec_core.speculation.chain import IndependentDraft
+from memspec_core.speculation.decoding import Decoding
+from memspec_core.speculation.proposal import Draft
+
+CPU = torch.device("cpu")
+LATER_LAYERS = 0.15
+VOCABULARY = 49152
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.2,
+    "tie_word_embeddings": True,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_FAMILIES = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+}
+
+
+class ManualClock:
+    """A clock that only a test moves; `step` seconds pass at each look where it is set."""
+
+    def __init__(self, step: float = 0.0) -> None:
+        self.seconds = 1000.0
+        self.step = step
+
+    def now(self) -> float:
+        self.seconds += self.step
+        return self.seconds
+
+
+def make_model(family: str = "llama", seed: int = 0, **sizes: Any) -> PreTrainedModel:
+    """Make a random model whose biases and norms are random as well."""
+    config_type, model_type = _FAMILIES[family]
+    torch.manual_seed(seed)
+    model = model_type(config_type(**(SIZES | sizes))).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(0.0, 0.3)
+            elif "norm" in name:
+                parameter.normal_(1.0, 0.2)
+            elif name.endswith(("o_proj.weight", "down_proj.weight")) and ".0." not in name:
+                parameter.mul_(LATER_LAYERS)  # so that the first layer alone is often right
+    return model
+
+
+def truncated(model: PreTrainedModel, layers: int) -> PreTrainedModel:
+    """Return a model of the first layers, which often agrees with the whole one."""
+    sizes = model.config.to_dict() | {"num_hidden_layers": layers}
+    smaller = type(model)(type(model.config)(**sizes)).eval()
+    smaller.load_state_dict(model.state_dict(), strict=False)
+    return smaller
+
+
+def load_target(folder: Path, *, dtype: str = "fp32", context_tokens: int = 256) -> Target:
+    return plan_target(str(folder), dtype=dtype, device=CPU, context_tokens=context_tokens).load()
+
+
+def load_draft(name: str, folder: Path, target: Target) -> IndependentDraft:
+    decoder, cache = plan_draft(name, str(folder), target).load(target)
+    return IndependentDraft(name, decoder, cache, target.decoder.config.vocabulary_size)
+
+
+def logits_of(target: Target, token_ids: Sequence[int]) -> torch.Tensor:
+    """Return the logits [n, vocabulary] for tokens that are fed after what the cache holds."""
+    hidden = target.decoder.forward(torch.tensor(list(token_ids)), target.cache)
+    return target.decoder.logits(hidden)
+
+
+def never() -> FinishReason | None:
+    return None
+
+
+def decode(
+    target: Target,
+    prompt_ids: Sequence[int],
+    drafts: Callable[[int], Draft | None] | Draft | None = None,
+    *,
+    gamma: int = 3,
+    max_new_tokens: int = 24,
+    interruption: Callable[[], FinishReason | None] = never,
+    **request: Any,
+) -> list[Iteration]:
+    """Run a generation; `drafts` is a draft, or gives the draft of each iteration."""
+    choose = drafts if callable(drafts) else lambda _: drafts
+    decoding = Decoding(
+        target,
+        prompt_ids,
+        GenerationRequest(prompt="-", **request),
+        max_new_tokens=max_new_tokens,
+        interruption=interruption,
+        clock=ManualClock(),
+    )
+    events: list[Iteration] = []
+    try:
+        decoding.read_prompt()
+        while not decoding.ended:
+            draft = choose(len(events))
+            wanted = "none" if draft is None else draft.name
+            events.append(decoding.iterate(draft, wanted, gamma, IterationSeconds()))
+    finally:
+        decoding.close()
+    return events
+
+
+def ids_of(events: Sequence[Iteration]) -> list[int]:
+    return [token for event in events for token in event.token_ids]
+
+
+def text_of(events: Sequence[Iteration]) -> str:
+    return "".join(event.text for event in events)
+
+
+def greedy_by_transformers(
+    model: PreTrainedModel, prompt_ids: Sequence[int], count: int, ends: Sequence[int] = ()
+) -> list[int]:
+    """Return transformers' own greedy tokens, up to and without an end of sequence."""
+    with torch.inference_mode():
+        output = model.generate(
+            input_ids=torch.tensor([list(prompt_ids)]),
+            attention_mask=torch.ones(1, len(prompt_ids), dtype=torch.int64),
+            max_new_tokens=count,
+            do_sample=False,
+            eos_token_id=list(ends) or None,
+            pad_token_id=0,
+        )
+    tokens = output[0, len(prompt_ids) :].tolist()
+    stops = [index for index, token in enumerate(tokens) if token in ends]
+    return tokens[: stops[0]] if stops else tokens
+
+
+def without_ends(target: Target) -> Target:
+    """Return the target with no end-of-sequence token."""
+    return replace(target, end_of_sequence_ids=frozenset())
+
+
+def make_settings(target: Path, drafts: dict[str, Path] | None = None, **more: Any) -> Settings:
+    drafts = drafts or {}
+    values: dict[str, object] = {
+        "target.path": str(target),
+        "drafts.names": list(drafts),
+        "dtype": "fp32",
+        "context_tokens": 256,
+        "max_prompt_tokens": 200,
+        "default_max_new_tokens": 16,
+        "memory.floor_mib": 0,
+        "memory.budget_mib": 2000,
+    }
+    values |= {f"drafts.{name}.path": str(path) for name, path in drafts.items()}
+    return Settings.from_parameters(values | {k.replace("__", "."): v for k, v in more.items()})
+
+
+def sampling(temperature: float = 1.0, **more: Any) -> SamplingSettings:
+    return SamplingSettings(temperature=temperature, **more)
+
+
+def assert_law(counts: Sequence[int], law: Sequence[float]) -> None:
+    """Chi-square test at about one in 10^5, outcomes that are expected rarely put together.
+
+    The limit is Wilson and Hilferty's approximation of the quantile.
+    """
+    total = sum(counts)
+    assert all(n == 0 for n, p in zip(counts, law, strict=True) if p == 0.0)
+    cells = sorted((p * total, n) for n, p in zip(counts, law, strict=True) if p > 0.0)
+    pooled: list[tuple[float, int]] = []
+    expected, seen = 0.0, 0
+    for cell_expected, cell_seen in cells:
+        expected, seen = expected + cell_expected, seen + cell_seen
+        if expected >= 5.0:
+            pooled.append((expected, seen))
+            expected, seen = 0.0, 0
+    if expected and pooled:
+        last_expected, last_seen = pooled.pop()
+        pooled.append((last_expected + expected, last_seen + seen))
+    freedom = len(pooled) - 1
+    if freedom < 1:
+        return
+    statistic = sum((n - e) ** 2 / e for e, n in pooled)
+    spread = 2.0 / (9.0 * freedom)
+    limit = freedom * (1.0 - spread + 4.265 * math.sqrt(spread)) ** 3
+    assert statistic < limit, f"chi-square {statistic:.1f} with {freedom} degrees of freedom"
+
+
+def controller_for(target: Target, cache: Any, settings: Settings) -> Controller:
+    return Controller(target, cache, lambda: settings, ManualClock())
