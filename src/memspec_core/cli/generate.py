@@ -7,9 +7,15 @@ from dataclasses import asdict
 from pathlib import Path
 
 from memspec_core.cli.arguments import Subparsers
-from memspec_core.errors import MemSpecError
+from memspec_core.errors import MemSpecError, RequestError
 from memspec_core.generation import Generation
-from memspec_core.request import FinishReason, GenerationRequest, GenerationResult, SamplingSettings
+from memspec_core.request import (
+    MAX_PROMPT_BYTES,
+    FinishReason,
+    GenerationRequest,
+    GenerationResult,
+    SamplingSettings,
+)
 from memspec_core.settings import DTYPES, STRATEGY_NAMES, Settings, read_parameters
 
 FAILED = 1
@@ -73,7 +79,7 @@ def as_json(result: GenerationResult) -> dict[str, object]:
 
 
 def _request(arguments: argparse.Namespace) -> GenerationRequest:
-    prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
+    prompt = _read_standard_input() if arguments.prompt == "-" else arguments.prompt
     return GenerationRequest(
         prompt=prompt,
         raw=arguments.raw,
@@ -85,6 +91,14 @@ def _request(arguments: argparse.Namespace) -> GenerationRequest:
         draft=arguments.draft,
         time_limit_seconds=arguments.time_limit,
     )
+
+
+def _read_standard_input() -> str:
+    """Read the prompt, not much more of it than a request may hold."""
+    try:
+        return sys.stdin.buffer.read(MAX_PROMPT_BYTES + 4).decode()
+    except UnicodeDecodeError as error:
+        raise RequestError("Standard input is longer than a prompt, or not UTF-8.") from error
 
 
 def _settings(arguments: argparse.Namespace) -> Settings:
