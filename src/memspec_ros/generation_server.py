@@ -29,7 +29,8 @@ from memspec_ros.conversions import (
 from memspec_ros.token_stream import TokenStream
 
 if TYPE_CHECKING:
-    from memspec_core.runtime import Generation, Runtime
+    from memspec_core.generation import Generation
+    from memspec_core.runtime import Runtime
 
 RESULT_TIMEOUT_SECONDS = 300
 """How long a result waits for a client that asks late. ROS before Kilted counts from acceptance,
