@@ -1,9 +1,11 @@
 """The runtime loop: decode with the best resident draft, prepare better ones (Algorithm 3)."""
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from memspec_core.clock import Clock
+from memspec_core.errors import CheckpointError, MemoryBudgetError
 from memspec_core.iteration import Iteration, IterationSeconds
 from memspec_core.models.target import Target
 from memspec_core.request import PLAIN, GenerationRequest
@@ -12,6 +14,8 @@ from memspec_core.settings import Settings
 from memspec_core.speculation.decoding import Decoding, Interruption
 from memspec_core.speculation.proposal import Draft
 from memspec_core.strategies import Context, Ranking, Strategy
+
+_LOG = logging.getLogger(__name__)
 
 
 class Controller:
@@ -61,7 +65,7 @@ class Controller:
 
     def _run(self, decoding: Decoding, strategy: Strategy) -> Iterator[Iteration]:
         ranking, seconds = self._ranked(strategy, Context(decoding.prompt_ids))
-        active, seconds = self._initial_draft(ranking, seconds)
+        active, seconds = self._initial_draft(strategy, ranking, seconds)
         self._cache.update(ranking, _name(active))
         seconds = self._read_prompt(decoding, seconds)
         while True:
@@ -86,14 +90,23 @@ class Controller:
         return ranking, IterationSeconds(prediction=self._clock.now() - started)
 
     def _initial_draft(
-        self, ranking: Ranking, seconds: IterationSeconds
+        self, strategy: Strategy, ranking: Ranking, seconds: IterationSeconds
     ) -> tuple[Draft | None, IterationSeconds]:
         """Load the top draft and wait for it: the only wait."""
-        if ranking.best is None:
-            return None, seconds
         started = self._clock.now()
-        draft = self._cache.require(ranking.best)
+        draft = next(filter(None, (self._load(name, strategy) for name in ranking.order)), None)
         return draft, replace(seconds, load_wait=self._clock.now() - started)
+
+    def _load(self, name: str, strategy: Strategy) -> Draft | None:
+        if not strategy.insists and not self._cache.may_load(name):
+            return None
+        try:
+            return self._cache.require(name)
+        except (CheckpointError, MemoryBudgetError) as error:
+            if strategy.insists:
+                raise
+            _LOG.warning("Decoding goes on without the draft %s: %s", name, error)
+            return None
 
     def _read_prompt(self, decoding: Decoding, seconds: IterationSeconds) -> IterationSeconds:
         started = self._clock.now()

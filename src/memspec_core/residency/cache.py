@@ -102,7 +102,7 @@ class DraftCache:
             self._scores = dict(ranking.scores)
             working_set = ranking.order[: self.capacity]
             for name in working_set:
-                if name in self._resident or name in self._loading or self._resting(name):
+                if name in self._resident or name in self._loading or not self.may_load(name):
                     continue
                 if self._make_room(name, working_set):
                     self._start(name)
@@ -135,6 +135,12 @@ class DraftCache:
             if load.name == name and load.draft is None:
                 raise CheckpointError(load.error)
         return draft
+
+    def may_load(self, name: str) -> bool:
+        """Whether a draft is worth a try: it has not failed, or its back-off is over."""
+        with self._lock:
+            failure = self._failed.get(name)
+            return failure is None or self._clock.now() >= failure.retry_at
 
     def collect(self) -> None:
         """Take over what the loader has finished."""
@@ -308,10 +314,6 @@ class DraftCache:
         pause = min(RETRY_SECONDS * 2 ** (attempts - 1), _MAX_RETRY_SECONDS)
         self._failed[load.name] = _Failure(load.error, attempts, self._clock.now() + pause)
         self._counts.failures += 1
-
-    def _resting(self, name: str) -> bool:
-        failure = self._failed.get(name)
-        return failure is not None and self._clock.now() < failure.retry_at
 
     def _evict(self, name: str) -> None:
         del self._resident[name]

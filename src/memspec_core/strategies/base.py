@@ -33,9 +33,14 @@ class Ranking:
 
 
 class Strategy(Protocol):
-    """Ranks drafts at each scheduling point of one generation."""
+    """Ranks drafts at each scheduling point of one generation.
+
+    `insists`: a first draft that cannot be loaded ends the generation; otherwise it decodes on
+    with the next best draft, or plainly.
+    """
 
     name: str
+    insists: bool
 
     def rank(self, context: Context) -> Ranking:
         """Rank the candidate drafts for a context."""

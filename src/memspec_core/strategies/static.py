@@ -11,6 +11,7 @@ class StaticStrategy:
     """Always the same draft; "none" wants no draft at all."""
 
     name = "static"
+    insists = True
 
     def __init__(self, draft: str) -> None:
         self._ranking = Ranking({} if draft == PLAIN else {draft: 1.0})
@@ -27,6 +28,7 @@ class GeneralStatic(StaticStrategy):
     """General-Static: the draft named "general", or else the first one; plain if there is none."""
 
     name = "general_static"
+    insists = False
 
     def __init__(self, draft_names: Sequence[str]) -> None:
         first = next(iter(draft_names), PLAIN)
