@@ -126,7 +126,12 @@ def _open_safetensors(folder: Path) -> Checkpoint:
 def _end_of_sequence_ids(folder: Path, config: object) -> frozenset[int]:
     ids = getattr(config, "eos_token_id", None)
     if (folder / "generation_config.json").exists():
-        generation = GenerationConfig.from_pretrained(folder, local_files_only=True)
+        try:
+            generation = GenerationConfig.from_pretrained(folder, local_files_only=True)
+        except Exception as error:  # as for config.json
+            raise CheckpointError(
+                f"{folder / 'generation_config.json'} cannot be read: {error}"
+            ) from error
         ids = generation.eos_token_id if generation.eos_token_id is not None else ids
     if ids is None:
         return frozenset()

@@ -45,6 +45,7 @@ class GgufFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.where = str(path)
         self._reader = _opened(path)
         self._tensors: dict[str, ReaderTensor] = {t.name: t for t in self._reader.tensors}
         self.family = str(self._field("general.architecture"))
@@ -97,6 +98,10 @@ class GgufFile:
     def stored_dtype(self, name: str) -> torch.dtype:
         """Return the dtype in which a tensor is stored; bf16 for one in blocks."""
         return _FLOATS.get(self._tensor(_gguf_name(name)).tensor_type, torch.bfloat16)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor; a GGUF file has it in reverse."""
+        return tuple(int(size) for size in self._tensor(_gguf_name(name)).shape[::-1])
 
     def dense(self, name: str) -> torch.Tensor:
         """Return a tensor in fp32."""

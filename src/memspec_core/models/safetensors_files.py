@@ -30,6 +30,7 @@ class SafetensorsFiles:
     interleaved_rotary = False
 
     def __init__(self, files: list[Path]) -> None:
+        self.where = ", ".join(map(str, files))
         self._where: dict[str, Path] = {}
         self._open: dict[Path, safe_open] = {}
         for file in files:
@@ -45,7 +46,7 @@ class SafetensorsFiles:
             return cls([folder / SINGLE])
         try:
             names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError, OSError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
             raise CheckpointError(f"{index} is not a safetensors index: {error}.") from error
         return cls([folder / name for name in names])
 
@@ -65,6 +66,13 @@ class SafetensorsFiles:
             )
         return _FLOATS[kind]
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor, also where it is stored in 4-bit groups."""
+        if name in self._where:
+            return tuple(self._opened(self._where[name]).get_slice(self._stored(name)).get_shape())
+        packed = self.raw(f"{name}.codes") if self.has(name) else self.raw(name)
+        return (packed.shape[0], 2 * packed.shape[1])
+
     def dense(self, name: str) -> torch.Tensor:
         """Return a tensor in a floating dtype."""
         packed = self.int4(name)
@@ -83,8 +91,7 @@ class SafetensorsFiles:
     def raw(self, name: str) -> torch.Tensor:
         """Return a tensor as it lies in its file."""
         if name not in self._where:
-            places = ", ".join(sorted({str(path) for path in self._where.values()}))
-            raise CheckpointError(f"{places or 'The checkpoint'} lacks the tensor {name}.")
+            raise CheckpointError(f"{self.where} lacks the tensor {name}.")
         file = self._where[name]
         try:
             tensor: torch.Tensor = self._opened(file).get_tensor(self._stored(name))

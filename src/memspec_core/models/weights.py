@@ -4,6 +4,7 @@ from typing import Protocol
 
 import torch
 
+from memspec_core.errors import CheckpointError
 from memspec_core.models.configuration import DecoderConfig
 from memspec_core.models.decoder import DecoderLayer
 from memspec_core.models.linear import DenseLinear, Int4Linear, Int4Weight, Linear
@@ -19,9 +20,11 @@ class WeightSource(Protocol):
     """Tensors by the names that transformers uses, without the prefix `model.`.
 
     `interleaved_rotary`: the query and key rows are already in the order of interleaved pairs.
-    Reading raises `CheckpointError`, which names the file and the tensor.
+    `where` names the file or folder. Reading raises `CheckpointError`, which names the file and
+    the tensor.
     """
 
+    where: str
     interleaved_rotary: bool
 
     def has(self, name: str) -> bool:
@@ -30,6 +33,10 @@ class WeightSource(Protocol):
 
     def stored_dtype(self, name: str) -> torch.dtype:
         """Return the floating dtype in which a tensor is computed when taken as stored."""
+        ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor as it is when dense."""
         ...
 
     def dense(self, name: str) -> torch.Tensor:
@@ -76,8 +83,10 @@ class WeightReader:
         return DenseLinear(weight if order is None else weight[order], bias)
 
     def layer(self, config: DecoderConfig, index: int) -> DecoderLayer:
-        """Return the decoder layer `index`."""
+        """Return the decoder layer `index`; raises `CheckpointError` if its sizes differ."""
         prefix = f"layers.{index}."
+        for name, shape in layer_shapes(config).items():
+            self._require_shape(prefix + name, shape)
         attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
         order = None if self._source.interleaved_rotary else interleaving_order(config)
         return DecoderLayer(
@@ -88,6 +97,13 @@ class WeightReader:
             gate_up=self.linear(f"{mlp}gate_proj.weight", f"{mlp}up_proj.weight"),
             down=self.linear(f"{mlp}down_proj.weight"),
         )
+
+    def _require_shape(self, name: str, shape: tuple[int, ...]) -> None:
+        found = self._source.shape(name)
+        if found != shape:
+            raise CheckpointError(
+                f"{self._source.where}: tensor {name} is {found}, but the sizes say {shape}."
+            )
 
     def _bias(self, names: tuple[str, ...], order: torch.Tensor | None) -> torch.Tensor | None:
         biases = [name.removesuffix("weight") + "bias" for name in names]
@@ -106,6 +122,23 @@ class WeightReader:
         if not Int4Linear.takes(stacked):
             return None
         return stacked if order is None else stacked.rows(order)
+
+
+def layer_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a layer's weights by their names within the layer."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    queries, keys = config.heads * config.head_size, config.kv_heads * config.head_size
+    return {
+        "input_layernorm.weight": (hidden,),
+        "self_attn.q_proj.weight": (queries, hidden),
+        "self_attn.k_proj.weight": (keys, hidden),
+        "self_attn.v_proj.weight": (keys, hidden),
+        "self_attn.o_proj.weight": (hidden, queries),
+        "post_attention_layernorm.weight": (hidden,),
+        "mlp.gate_proj.weight": (inner, hidden),
+        "mlp.up_proj.weight": (inner, hidden),
+        "mlp.down_proj.weight": (hidden, inner),
+    }
 
 
 def interleaving_order(config: DecoderConfig) -> torch.Tensor:
