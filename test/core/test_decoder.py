@@ -1,10 +1,10 @@
 """The decoder forward, checked against transformers' own logits."""
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
-import gguf
-import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -19,6 +19,7 @@ from core.tiny import (
     logits_of,
     make_model,
     truncated,
+    write_gguf,
 )
 from memspec_core.errors import CheckpointError
 from memspec_core.models.checkpoint import Checkpoint, open_checkpoint
@@ -186,34 +187,6 @@ def build(checkpoint: Checkpoint) -> Decoder:
     return Decoder(config, embedding, layers, reader.norm(FINAL_NORM), head)
 
 
-def write_gguf(path: Path, model: PreTrainedModel, family: str) -> None:
-    """Write a model as llama.cpp does: query and key rows of Llama in interleaved order."""
-    config, names = model.config, gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 3)
-    writer = gguf.GGUFWriter(path, family)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_eos_token_id(2)
-    for name, value in model.state_dict().items():
-        array = value.numpy()
-        heads = {"q": config.num_attention_heads, "k": config.num_key_value_heads}
-        part = name.rsplit(".", 2)[-2].removesuffix("_proj")
-        if family == "llama" and part in heads:
-            split = array.reshape(heads[part], 2, -1, *array.shape[1:])
-            array = np.ascontiguousarray(split.swapaxes(1, 2)).reshape(array.shape)
-        stem, kind = name.rsplit(".", 1)
-        writer.add_tensor(f"{names.get_name(stem)}.{kind}", array)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
 def test_a_truncated_model_agrees_now_and_then() -> None:
     """What the tests of decoding rely on: drafts that are right in part."""
     model = make_model(seed=1)
@@ -243,9 +216,6 @@ def test_a_truncated_model_agrees_now_and_then() -> None:
 def test_what_cannot_be_computed_is_refused(
     changes: dict[str, Any], said: str, checkpoints: Checkpoints, tmp_path: Path
 ) -> None:
-    import json
-    import shutil
-
     folder = tmp_path / "model"
     shutil.copytree(checkpoints.save("refused", make_model(seed=9, **SMALL)), folder)
     config = json.loads((folder / "config.json").read_text())

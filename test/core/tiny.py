@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import torch
 from transformers import (
     LlamaConfig,
@@ -214,3 +216,31 @@ def assert_law(counts: Sequence[int], law: Sequence[float]) -> None:
 
 def controller_for(target: Target, cache: Any, settings: Settings) -> Controller:
     return Controller(target, cache, lambda: settings, ManualClock())
+
+
+def write_gguf(path: Path, model: PreTrainedModel, family: str = "llama") -> None:
+    """Write a model as llama.cpp does: query and key rows of Llama in interleaved order."""
+    config, names = model.config, gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 8)
+    writer = gguf.GGUFWriter(path, family)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_eos_token_id(2)
+    for name, value in model.state_dict().items():
+        array = value.numpy()
+        heads = {"q": config.num_attention_heads, "k": config.num_key_value_heads}
+        part = name.rsplit(".", 2)[-2].removesuffix("_proj")
+        if family == "llama" and part in heads:
+            split = array.reshape(heads[part], 2, -1, *array.shape[1:])
+            array = np.ascontiguousarray(split.swapaxes(1, 2)).reshape(array.shape)
+        stem, kind = name.rsplit(".", 1)
+        writer.add_tensor(f"{names.get_name(stem)}.{kind}", array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
