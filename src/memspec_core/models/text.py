@@ -1,6 +1,6 @@
 """Generated tokens as text that only ever grows by whole characters, cut at stop strings."""
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -49,13 +49,12 @@ class TextStream:
     def push(self, token_id: int) -> bool:
         """Take one token; return whether a stop string is now complete."""
         self._ids.append(token_id)
-        fresh = self._fresh_text()
-        if fresh is None:
-            return False
+        fresh, whole = self._fresh_text()
         searched_from = max(0, len(self._text) - self._longest_stop())
-        self._text += fresh
-        self._ends.extend([len(self._text)] * (len(self._ids) - len(self._ends)))
-        found = [at for s in self._stop if (at := self._text.find(s, searched_from)) >= 0]
+        text = self._text + fresh
+        found = [at for s in self._stop if (at := text.find(s, searched_from)) >= 0]
+        if whole or found:
+            self._extend(text)
         if found:
             self._cut(min(found))
         return self.stopped
@@ -70,23 +69,34 @@ class TextStream:
 
     def finish(self) -> Piece:
         """Hand out the rest: every token, and every whole character of their text."""
+        if self._decoded < len(self._ids) and not self.stopped:
+            self._extend(self._text + self._fresh_text()[0])
         return self._give(len(self._ids), len(self._text))
 
-    def _fresh_text(self) -> str | None:
-        """Decode what is new in the context of the tokens just before, or None if not whole."""
+    def _fresh_text(self) -> tuple[str, bool]:
+        """Decode what is new in the context of the tokens just before.
+
+        Returns its whole characters, and whether that is all of it.
+        """
         before = self._decode(self._ids[self._context : self._decoded])
-        now = self._decode(self._ids[self._context :])
+        fresh = self._decode(self._ids[self._context :])[len(before) :]
         waiting = len(self._ids) - self._decoded
-        if now.endswith(_INCOMPLETE) and waiting < _MAX_TOKENS_OF_A_CHARACTER:
-            return None
+        if fresh.endswith(_INCOMPLETE) and waiting < _MAX_TOKENS_OF_A_CHARACTER:
+            return fresh.rstrip(_INCOMPLETE), False
         self._context, self._decoded = self._decoded, len(self._ids)
-        return now[len(before) :]
+        return fresh, True
+
+    def _extend(self, text: str) -> None:
+        """Take over the text of all tokens so far."""
+        self._text = text
+        self._ends.extend([len(text)] * (len(self._ids) - len(self._ends)))
 
     def _cut(self, length: int) -> None:
         """Drop the stop string; keep the tokens up to the one that completes what is left."""
         self._text = self._text[:length]
-        kept = bisect_left(self._ends, length) + 1 if length else 0
-        kept = max(kept, self._given_tokens)
+        kept = bisect_right(self._ends, length)
+        if length > (self._ends[kept - 1] if kept else 0):
+            kept += 1  # the stop string begins inside this token
         del self._ids[kept:], self._ends[kept:]
         self.stopped = True
 
