@@ -4,6 +4,9 @@ import torch
 
 from memspec_core.request import SamplingSettings
 
+_LEAST_TEMPERATURE = 1e-6
+"""Below it the most probable token has all the mass in fp32; division would give infinities."""
+
 
 class Sampler:
     """Temperature, top-k and top-p in fp32, and the generator that draws.
@@ -24,7 +27,8 @@ class Sampler:
 
     def distribution(self, logits: torch.Tensor) -> torch.Tensor:
         """Return probabilities [n, m] in fp32 for logits [n, m]."""
-        scaled = logits.float() / self.settings.temperature
+        centred = logits.float() - logits.float().amax(dim=-1, keepdim=True)
+        scaled = centred / max(self.settings.temperature, _LEAST_TEMPERATURE)
         if 0 < self.settings.top_k < scaled.shape[-1]:
             least = scaled.topk(self.settings.top_k, dim=-1).values[..., -1:]
             scaled = scaled.masked_fill(scaled < least, -torch.inf)
@@ -47,6 +51,7 @@ def _nucleus(probabilities: torch.Tensor, top_p: float) -> torch.Tensor:
     """Keep the most probable tokens whose mass first reaches `top_p` (Holtzman et al.)."""
     ordered, order = probabilities.sort(dim=-1, descending=True)
     mass_before = ordered.cumsum(dim=-1) - ordered
+    mass_before[..., 0] = -1.0  # the first stays, also where top_p is zero in fp32
     ordered = ordered.masked_fill(mass_before >= top_p, 0.0)
     kept = torch.zeros_like(probabilities).scatter_(-1, order, ordered)
     return kept / kept.sum(dim=-1, keepdim=True)
