@@ -9,6 +9,12 @@ import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+if __name__ == "__main__":
+    # Before the slow imports: from here on a signal ends the process as it should.
+    from memspec_ros.process import main as run_process
+
+    raise SystemExit(run_process())
+
 from lifecycle_msgs.msg import State
 from lifecycle_msgs.srv import ChangeState
 from rclpy.callback_groups import MutuallyExclusiveCallbackGroup, ReentrantCallbackGroup
@@ -236,7 +242,3 @@ def main(arguments: list[str] | None = None) -> int:
     from memspec_ros.process import main as run
 
     return run(arguments)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

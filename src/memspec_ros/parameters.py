@@ -91,13 +91,10 @@ class NodeParameters:
 
     def _on_set(self, changed: list[RosParameter]) -> SetParametersResult:
         known = {p.name for p in PARAMETERS}
-        changes = {
-            p.name: _plain(p.value)
-            for p in changed
-            if p.name in known or p.name.startswith("drafts.")
-        }
+        ours = [p for p in changed if p.name in known or p.name.startswith("drafts.")]
         try:
-            self._apply(changes)
+            _refuse_deletion(ours)
+            self._apply({p.name: _plain(p.value) for p in ours})
         except MemSpecError as error:
             return SetParametersResult(successful=False, reason=str(error))
         return SetParametersResult(successful=True)
@@ -108,6 +105,7 @@ class NodeParameters:
         runtime = self._runtime()
         if runtime is not None:
             _refuse_fixed(changes)
+        _refuse_other_type(changes)
         Settings.from_parameters(self._given(changes))
         if runtime is not None:
             runtime.change(changes)
@@ -137,7 +135,8 @@ def describe(parameter: Parameter) -> ParameterDescriptor:
     """Return what `ros2 param describe` and parameter editors show."""
     change = "Fixed at configure." if parameter.read_only else "May change at run time."
     descriptor = ParameterDescriptor(description=f"{parameter.description} {change}")
-    descriptor.dynamic_typing = isinstance(parameter.default, list)
+    # Left to the callback: what rclpy says of a wrong type is a pair of numbers.
+    descriptor.dynamic_typing = True
     if parameter.choices:
         descriptor.additional_constraints = "One of: " + ", ".join(parameter.choices)
     if parameter.minimum is None and parameter.maximum is None:
@@ -151,6 +150,21 @@ def describe(parameter: Parameter) -> ParameterDescriptor:
     else:
         descriptor.integer_range = [IntegerRange(from_value=int(low), to_value=int(high))]
     return descriptor
+
+
+def _refuse_deletion(changed: list[RosParameter]) -> None:
+    for parameter in changed:
+        if parameter.type_ == RosParameter.Type.NOT_SET:
+            raise SettingsError(f"{parameter.name} cannot be deleted.")
+
+
+def _refuse_other_type(changes: Mapping[str, Value]) -> None:
+    """Keep the type that typed clients read; a file may write 1 for 1.0, a change may not."""
+    defaults = {p.name: p.default for p in PARAMETERS}
+    for name, value in changes.items():
+        wanted = type(defaults.get(name, ""))
+        if wanted is float and type(value) is int:
+            raise SettingsError(f"{name} is {value}; a value of type float is needed.")
 
 
 def _refuse_fixed(changes: Mapping[str, Value]) -> None:
