@@ -66,14 +66,18 @@ class DraftLoader:
 
     def _run(self) -> None:
         while (name := self._wanted.get()) is not None:
-            started = self._clock.now()
-            draft, error = None, ""
-            try:
-                draft = self._load(name)
-            except MemSpecError as failure:
-                error = str(failure)
-            except Exception as failure:  # whatever a broken file raises must not end the thread
-                _LOG.exception("The draft %s could not be loaded", name)
-                error = f"The draft {name} could not be loaded: {failure!r}."
-            self._finished.put(FinishedLoad(name, self._clock.now() - started, draft, error))
+            self._finished.put(self._loaded(name))
             self._on_finished()
+
+    def _loaded(self, name: str) -> FinishedLoad:
+        """Load one draft; nothing of it stays in this thread, for it may be evicted soon."""
+        started = self._clock.now()
+        draft, error = None, ""
+        try:
+            draft = self._load(name)
+        except MemSpecError as failure:
+            error = str(failure)
+        except Exception as failure:  # whatever a broken file raises must not end the thread
+            _LOG.exception("The draft %s could not be loaded", name)
+            error = f"The draft {name} could not be loaded: {failure!r}."
+        return FinishedLoad(name, self._clock.now() - started, draft, error)

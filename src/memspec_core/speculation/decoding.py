@@ -1,6 +1,7 @@
 """One generation on the target: its context, KV caches and answer, iteration by iteration."""
 
 from collections.abc import Callable, Sequence
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -57,7 +58,8 @@ class Decoding:
         )
         self._interruption = interruption
         self._clock = clock
-        self._drafts: dict[int, Draft] = {}
+        # Weak, since a draft that the cache evicts in mid-answer must be free at once.
+        self._drafts: WeakValueDictionary[int, Draft] = WeakValueDictionary()
         self._iterations = 0
         target.cache.truncate(0)
 
