@@ -1,6 +1,5 @@
 """What is asked of the runtime and what comes back."""
 
-import math
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
@@ -168,7 +167,7 @@ class GenerationResult:
 
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:
-    if not math.isfinite(value) or not low <= value <= high:
+    if not low <= value <= high:  # nor is NaN
         raise RequestError(f"{name} is {value}; it must lie between {low} and {high}.")
 
 

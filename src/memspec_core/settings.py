@@ -51,7 +51,7 @@ class Parameter:
     def _typed(self, value: object) -> Value:
         wanted = type(self.default)
         if wanted is float and isinstance(value, int) and not isinstance(value, bool):
-            return float(value)
+            return _as_float(value)
         if wanted is list:
             if isinstance(value, str) or not isinstance(value, Sequence):
                 raise SettingsError(f"{self.name} is {value!r}; a list of names is needed.")
@@ -283,7 +283,7 @@ def read_parameters(path: Path) -> dict[str, object]:
     """
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise SettingsError(f"Cannot read the parameter file {path}: {error}.") from error
     sections = document if isinstance(document, dict) else {}
     parameters: dict[str, object] = {}
@@ -321,6 +321,13 @@ def _draft_names(value: object) -> list[str]:
         if names.count(name) > 1:
             raise SettingsError(f"drafts.names holds '{name}' twice; names must differ.")
     return names
+
+
+def _as_float(value: int) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def _any_of(choices: tuple[str, ...]) -> str:
