@@ -18,6 +18,8 @@ from core.tiny import load_target, make_model, truncated
 from memspec_core.models.checkpoint import Checkpoint, open_checkpoint
 from memspec_core.models.target import Target
 from memspec_core.models.tokenizer import Tokenizer
+from memspec_core.training.export import Provenance, export_draft
+from memspec_core.training.truncated import TruncatedDraft
 
 settings.register_profile(
     "memspec",
@@ -96,3 +98,26 @@ def draft_folders(checkpoints: Checkpoints, target_model: PreTrainedModel) -> di
 @pytest.fixture(scope="session")
 def target(target_folder: Path) -> Target:
     return load_target(target_folder)
+
+
+@pytest.fixture(scope="session")
+def distilled(
+    tmp_path_factory: pytest.TempPathFactory, target_model: PreTrainedModel, target: Target
+) -> Path:
+    """A draft folder as memspec distill writes it, untrained: the target's first layer."""
+    folder = tmp_path_factory.mktemp("drafts") / "distilled"
+    provenance = Provenance(
+        name="distilled",
+        layers=(0,),
+        context_tokens=256,
+        target_sha256=target.checkpoint.sha256(),
+        tokenizer_sha256=target.tokenizer.sha256(),
+        card={
+            "target": "target",
+            "license": "Apache-2.0",
+            "prompt_sources": [{"source": "none", "license": "none", "prompts": 0}],
+            "training": {"steps": 0},
+        },
+    )
+    export_draft(TruncatedDraft(target_model, (0,), torch.arange(0, 49152, 3)), provenance, folder)
+    return folder
