@@ -34,6 +34,7 @@ class Engine:
     loader: DraftLoader
     cache: DraftCache
     controller: Controller
+    threads: int
 
     def describe_target(self) -> TargetSnapshot:
         """Return what the target is and what computes it."""
@@ -43,7 +44,7 @@ class Engine:
             dtype=self.target.dtype,
             kernel=self.target.decoder.kernel,
             device=str(self.target.decoder.device),
-            threads=torch.get_num_threads(),
+            threads=self.threads,
             context_tokens=self.target.context_tokens,
         )
 
@@ -93,7 +94,8 @@ def load_engine(
         on_change,
     )
     controller = Controller(target, cache, settings, clock)
-    engine = Engine(target, drafts, ledger, loader, cache, controller)
+    threads = torch.get_num_threads()  # it is this thread's own; others may be told another number
+    engine = Engine(target, drafts, ledger, loader, cache, controller, threads)
     try:
         _load_first_drafts(engine, chosen, between_parts)
         _warm_up(target, chosen.draft_length)

@@ -69,6 +69,7 @@ class Runtime:
         """
         loaded: Future[None] = Future()
         self._closing = False
+        self._worker_error = ""
         self._worker = threading.Thread(
             target=self._work, args=(loaded,), name="memspec-worker", daemon=True
         )
@@ -88,8 +89,7 @@ class Runtime:
     def open(self) -> None:
         """Open the gate: requests are taken from here on."""
         with self._condition:
-            if self._engine is None:
-                raise NotAcceptingError("No model is loaded; configure first.")
+            self._loaded_engine()
             self._accepting = True
         self._on_change()
 
@@ -166,15 +166,13 @@ class Runtime:
 
         def command() -> None:
             try:
-                assert self._engine is not None
-                self._engine.cache.pin(draft, pinned)
+                self._loaded_engine().cache.pin(draft, pinned)
                 done.set_result(None)
             except Exception as error:
                 done.set_exception(error)
 
         with self._condition:
-            if self._engine is None:
-                raise NotAcceptingError("No model is loaded; configure first.")
+            self._loaded_engine()
             self._commands.append(command)
             self._condition.notify_all()
         done.result()
@@ -224,6 +222,11 @@ class Runtime:
             )
             for name, plan in engine.drafts.items()
         )
+
+    def _loaded_engine(self) -> Engine:
+        if self._engine is None:
+            raise NotAcceptingError("No model is loaded; configure first.")
+        return self._engine
 
     def _require_room(self) -> None:
         if not self._accepting:
@@ -349,11 +352,13 @@ class Runtime:
         with self._condition:
             engine, self._engine = self._engine, None
             self._accepting = False
-            waiting, self._running = [*self._queue], None
+            # One that still runs here was left behind by a thread that ends in the midst of it.
+            waiting = [*filter(None, (self._running,)), *self._queue]
+            self._running = None
             self._queue.clear()
             self._condition.notify_all()
         for generation in waiting:
-            self._end(generation, FinishReason.ABORTED, self._worker_error)
+            self._end(generation, FinishReason.ABORTED, self._worker_error or "The worker ended.")
         if engine is not None:
             engine.close()
         self._run_commands_after_close()
