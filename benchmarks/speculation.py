@@ -4,7 +4,8 @@
 
 Plain and speculative decoding of each prompt follow each other in one run. The lookup is not run:
 the greedy text does not depend on the draft, so what a lookup would have had accepted can be read
-off the plain answer. Prints one JSON object: sums, and the median and quartiles of the speed-up, over the prompts.
+off the plain answer. Prints one JSON object: sums over the prompts, and the speed-up's median and
+quartiles.
 """
 
 import argparse
