@@ -119,7 +119,7 @@ def _follow(generation: Generation, *, stream: bool) -> GenerationResult:
     except KeyboardInterrupt:
         generation.cancel()
     result = generation.result()
-    if stream:
+    if stream and (result.text or not result.error):
         print()
         print(_summary(result), file=sys.stderr)
     return result

@@ -33,10 +33,12 @@ def read_prompts(path: Path) -> list[Prompt]:
             ]
     except (OSError, UnicodeDecodeError) as error:
         raise PromptFileError(f"Cannot read the prompt file {path}: {error}.") from error
-    unique = list({prompt.text: prompt for prompt in reversed(prompts)}.values())[::-1]
-    if not unique:
+    if not prompts:
         raise PromptFileError(f"The prompt file {path} holds no prompts.")
-    return unique
+    unique: dict[str, Prompt] = {}
+    for prompt in prompts:
+        unique.setdefault(prompt.text, prompt)
+    return list(unique.values())
 
 
 def sha256_of_prompts(prompts: list[Prompt]) -> str:
