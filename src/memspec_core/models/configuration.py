@@ -50,6 +50,8 @@ def config_from_transformers(config: Any, where: str) -> DecoderConfig:
     head_size = (
         getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     )
+    if head_size < 2 or head_size % 2:
+        raise CheckpointError(f"{where} has heads of {head_size}; their size must be even.")
     frequencies, scale = _rotary(config, head_size, where)
     return DecoderConfig(
         family=family,
