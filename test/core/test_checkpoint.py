@@ -130,6 +130,8 @@ def test_missing_config(folder: Path) -> None:
     [
         {"num_attention_heads": 0},
         {"num_attention_heads": 3},
+        {"head_dim": -1},
+        {"head_dim": 7},
         {"hidden_size": "many"},
         {"num_key_value_heads": 3},
         {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}},

@@ -4,6 +4,7 @@ import gc
 import shutil
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -120,9 +121,27 @@ def own_threads() -> list[str]:
     return [t.name for t in threading.enumerate() if t.name.startswith("memspec-")]
 
 
-def live_decoders() -> int:
-    gc.collect()
-    return sum(type(thing) is Decoder for thing in gc.get_objects())
+class Decoders:
+    """Sees which decoders, of targets and drafts, are in memory."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._made: weakref.WeakSet[Decoder] = weakref.WeakSet()
+        make = Decoder.__init__
+
+        def counted(decoder: Decoder, *arguments: Any, **more: Any) -> None:
+            make(decoder, *arguments, **more)
+            self._made.add(decoder)
+
+        monkeypatch.setattr(Decoder, "__init__", counted)
+
+    def alive(self) -> int:
+        gc.collect()
+        return len(self._made)
+
+
+@pytest.fixture
+def decoders(monkeypatch: pytest.MonkeyPatch) -> Decoders:
+    return Decoders(monkeypatch)
 
 
 # Life
@@ -152,11 +171,10 @@ def test_load_open_shut_close_and_again(target_folder: Path) -> None:
 
 
 def test_close_frees_everything_and_may_be_called_again(
-    start: Callable[..., Runtime],
+    start: Callable[..., Runtime], decoders: Decoders
 ) -> None:
-    before = live_decoders()
     runtime = start("itself", "first_layer", resident_capacity=2)
-    assert live_decoders() > before
+    assert decoders.alive() == 2
     assert runtime.snapshot().memory.used_bytes > 0
     answer(runtime, draft="first_layer")
     for _ in range(3):
@@ -166,7 +184,7 @@ def test_close_frees_everything_and_may_be_called_again(
     assert not (after.loaded or after.accepting or after.worker_alive or after.running)
     assert {draft.state for draft in after.drafts} == {DraftState.STORED}
     assert own_threads() == []
-    assert live_decoders() == before
+    assert decoders.alive() == 0
 
 
 def test_close_without_a_load(target_folder: Path) -> None:
@@ -190,33 +208,33 @@ def test_what_is_loaded_is_shown(start: Callable[..., Runtime], target_folder: P
     assert memory.used_bytes <= memory.budget_bytes == 2000 * 2**20
 
 
-def test_a_load_that_fails_leaves_nothing(target_folder: Path, tmp_path: Path) -> None:
+def test_a_load_that_fails_leaves_nothing(
+    target_folder: Path, tmp_path: Path, decoders: Decoders
+) -> None:
     broken = Path(shutil.copytree(target_folder, tmp_path / "broken"))
     weights = broken / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
-    before = live_decoders()
     runtime = Runtime(make_settings(broken))
     with pytest.raises(CheckpointError, match=r"model\.safetensors"):
         runtime.load()
     assert not runtime.snapshot().loaded
     assert not runtime.snapshot().worker_alive
     assert own_threads() == []
-    assert live_decoders() == before
+    assert decoders.alive() == 0
 
 
 def test_a_corrupt_draft_fails_the_load_and_leaves_nothing(
-    target_folder: Path, distilled: Path, tmp_path: Path
+    target_folder: Path, distilled: Path, tmp_path: Path, decoders: Decoders
 ) -> None:
     draft = Path(shutil.copytree(distilled, tmp_path / "draft"))
     content = bytearray((draft / WEIGHTS).read_bytes())
     content[len(content) // 2] ^= 255
     (draft / WEIGHTS).write_bytes(content)
-    before = live_decoders()
     runtime = Runtime(make_settings(target_folder, {"draft": draft}))
     with pytest.raises(CheckpointError, match=r"draft\.safetensors.*checksum"):
         runtime.load()
     assert own_threads() == []
-    assert live_decoders() == before
+    assert decoders.alive() == 0
     # With the file mended the same runtime loads.
     shutil.copy(distilled / WEIGHTS, draft / WEIGHTS)
     runtime.load()
@@ -237,14 +255,15 @@ def test_without_room_nothing_is_allocated(
         runtime.load()
 
 
-def test_without_room_for_a_draft(target_folder: Path, draft_folders: dict[str, Path]) -> None:
-    before = live_decoders()
+def test_without_room_for_a_draft(
+    target_folder: Path, draft_folders: dict[str, Path], decoders: Decoders
+) -> None:
     settings = make_settings(
         target_folder, {"other": draft_folders["other"]}, memory__budget_mib=14
     )
     with pytest.raises(MemoryBudgetError, match="other"):
         Runtime(settings).load()
-    assert live_decoders() == before
+    assert decoders.alive() == 0
 
 
 def test_a_wrong_device_is_an_error_of_the_settings(target_folder: Path) -> None:
