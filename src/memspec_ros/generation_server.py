@@ -4,6 +4,7 @@ Each accepted goal has one thread of the executor, which waits for the iteration
 and publishes them. The runtime's worker therefore never publishes, and torch never runs here.
 """
 
+import inspect
 import threading
 import time
 import traceback
@@ -31,10 +32,6 @@ from memspec_ros.token_stream import TokenStream
 if TYPE_CHECKING:
     from memspec_core.generation import Generation
     from memspec_core.runtime import Runtime
-
-RESULT_TIMEOUT_SECONDS = 300
-"""How long a result waits for a client that asks late. ROS before Kilted counts from acceptance,
-so that it must exceed the longest goal; longer ones would keep more finished goals in memory."""
 
 REQUEST_DEPTH = 256
 """Requests kept while the server is busy: a hundred goals at once must all be answered."""
@@ -68,7 +65,7 @@ class GenerationServer:
             result_service_qos_profile=requests,
             cancel_service_qos_profile=requests,
             feedback_pub_qos_profile=QoSProfile(depth=REQUEST_DEPTH),
-            result_timeout=RESULT_TIMEOUT_SECONDS,
+            result_timeout=_result_timeout_seconds(),
         )
 
     def wait_idle(self, timeout_seconds: float) -> bool:
@@ -181,6 +178,16 @@ class _Stream:
         return GenerationResult(
             "".join(self._texts), tuple(self._token_ids), FinishReason.ABORTED, error
         )
+
+
+def _result_timeout_seconds() -> int:
+    """Return how long a finished goal is kept, about 2 KB each, for a client that asks late.
+
+    ROS before Kilted counts from the acceptance of a goal: there it must exceed the longest wait
+    in the queue and the longest goal together, or results are dropped. The default tells which.
+    """
+    default = inspect.signature(ActionServer.__init__).parameters["result_timeout"].default
+    return 60 if default <= 60 else 3600
 
 
 def _end(goal_handle: ServerGoalHandle, reason: FinishReason) -> None:

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from rclpy.qos import ReliabilityPolicy
 from ros_harness import default_drafts, values
 
 from memspec_core.settings import PARAMETERS
@@ -135,3 +136,13 @@ def test_no_drafts_are_written_as_one_empty_name_or_an_empty_list(start):
     assert graph.set_parameter("drafts.names", default_drafts()) == (True, "")
     assert graph.set_parameter("drafts.names", []) == (True, "")
     assert "needed" not in graph.node.output
+
+
+def test_the_quality_of_service_of_the_tokens_can_be_overridden(start):
+    prefix = "qos_overrides./memspec/tokens.publisher"
+    graph = start(**{f"{prefix}.reliability": "best_effort", f"{prefix}.depth": 7})
+    graph.bring_up()
+
+    (publisher,) = graph.ros.get_publishers_info_by_topic("/memspec/tokens")
+    assert publisher.qos_profile.reliability == ReliabilityPolicy.BEST_EFFORT
+    assert graph.get_parameter(f"{prefix}.depth") == 7
