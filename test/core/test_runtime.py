@@ -42,15 +42,14 @@ class Gate:
     """Holds the worker in the target's forward, or lets it fail there."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._open = threading.Event()
-        self._open.set()
+        self._passes: int | None = None
+        self._released = threading.Event()
         self._faults: list[BaseException | None] = []
         self.reached = threading.Event()
         forward = Decoder.forward
 
         def guarded(decoder: Decoder, ids: torch.Tensor, cache: KeyValueCache) -> torch.Tensor:
-            self.reached.set()
-            assert self._open.wait(SECONDS)
+            self._pass()
             fault = self._faults.pop(0) if self._faults else None
             if fault is not None:
                 raise fault
@@ -58,12 +57,22 @@ class Gate:
 
         monkeypatch.setattr(Decoder, "forward", guarded)
 
-    def hold(self) -> None:
+    def _pass(self) -> None:
+        if self._passes == 0:
+            self.reached.set()
+            assert self._released.wait(SECONDS)
+        elif self._passes is not None:
+            self._passes -= 1
+
+    def hold(self, after: int = 0) -> None:
+        """Hold the worker at its next pass, or after so many more."""
         self.reached.clear()
-        self._open.clear()
+        self._released.clear()
+        self._passes = after
 
     def release(self) -> None:
-        self._open.set()
+        self._passes = None
+        self._released.set()
 
     def fail_after(self, passes: int, fault: BaseException) -> None:
         self._faults = [*[None] * passes, fault]
@@ -408,11 +417,8 @@ def test_absurd_temperatures_still_answer(
 def test_cancel_while_running_keeps_the_text(start: Callable[..., Runtime], gate: Gate) -> None:
     runtime = start("first_layer")
     whole = answer(runtime, max_new_tokens=60)
+    gate.hold(after=15)
     generation = runtime.submit(asked(max_new_tokens=60))
-    events = generation.iterations()
-    next(events)
-    next(events)
-    gate.hold()
     assert gate.reached.wait(SECONDS)
     generation.cancel()
     generation.cancel()
@@ -472,9 +478,8 @@ def test_a_time_limit(start: Callable[..., Runtime]) -> None:
 def test_shutting_ends_what_runs_and_waits(start: Callable[..., Runtime], gate: Gate) -> None:
     runtime = start("first_layer")
     whole = answer(runtime, max_new_tokens=60)
+    gate.hold(after=15)
     running = runtime.submit(asked(max_new_tokens=60))
-    next(running.iterations())
-    gate.hold()
     assert gate.reached.wait(SECONDS)
     queued = runtime.submit(asked())
     shutting = threading.Thread(target=runtime.shut, args=("The robot rests.",))
@@ -493,10 +498,14 @@ def test_shutting_ends_what_runs_and_waits(start: Callable[..., Runtime], gate: 
 
 def test_closing_ends_what_runs(start: Callable[..., Runtime], gate: Gate) -> None:
     runtime = start()
-    running = runtime.submit(asked(max_new_tokens=200))
-    next(running.iterations())
-    queued = runtime.submit(asked())
-    runtime.close()
+    gate.hold(after=3)
+    running, queued = runtime.submit(asked(max_new_tokens=200)), runtime.submit(asked())
+    assert gate.reached.wait(SECONDS)
+    closing = threading.Thread(target=runtime.close)
+    closing.start()
+    result_of(queued)
+    gate.release()
+    closing.join(SECONDS)
     for generation in (running, queued):
         result = result_of(generation)
         assert (result.finish_reason, result.error) == (
@@ -612,15 +621,14 @@ def test_even_the_end_of_the_thread_ends_every_generation(
 
 def test_gamma_changes_in_mid_answer(start: Callable[..., Runtime], gate: Gate) -> None:
     runtime = start("other", draft_length=2, scheduling_interval=1)
+    gate.hold(after=10)
     generation = runtime.submit(asked(max_new_tokens=60))
-    events = generation.iterations()
-    first = next(events)
-    gate.hold()
     assert gate.reached.wait(SECONDS)
     runtime.change({"draft_length": 5, "recent_tokens": 10})
     gate.release()
-    assert first.proposed == 2
-    assert max(event.proposed for event in events) == 5
+    proposed = [event.proposed for event in generation.iterations()]
+    assert proposed[:2] == [2, 2]
+    assert max(proposed) == 5
 
 
 def test_k_and_n_change_while_running(start: Callable[..., Runtime]) -> None:
@@ -664,9 +672,13 @@ def test_pinning(start: Callable[..., Runtime]) -> None:
 def test_pinning_in_mid_answer(start: Callable[..., Runtime], gate: Gate) -> None:
     runtime = start("itself", "other", resident_capacity=2)
     whole = answer(runtime, max_new_tokens=60)
+    gate.hold(after=10)
     generation = runtime.submit(asked(max_new_tokens=60))
-    next(generation.iterations())
-    runtime.pin("other", pinned=True)
+    assert gate.reached.wait(SECONDS)
+    pinning = threading.Thread(target=runtime.pin, args=("other", True))
+    pinning.start()
+    gate.release()
+    pinning.join(SECONDS)
     assert result_of(generation).token_ids == whole.token_ids
     until(lambda: "other" in runtime.snapshot().draft_names_in(DraftState.RESIDENT))
 
