@@ -1,5 +1,6 @@
 """Checkpoints that the tests of the core share; nothing is downloaded."""
 
+import gc
 import os
 import shutil
 from collections.abc import Iterator
@@ -31,12 +32,15 @@ settings.load_profile("memspec")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tiny matrices are slower on many threads."""
+def lean_process() -> Iterator[None]:
+    """Tiny matrices are slower on many threads, and collecting garbage on many old objects."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()
     transformers_logging.disable_progress_bar()
     yield
+    gc.unfreeze()
     torch.set_num_threads(threads)
 
 
