@@ -17,7 +17,6 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from memspec_core.controller import Controller
 from memspec_core.iteration import Iteration, IterationSeconds
 from memspec_core.models.draft import plan_draft
 from memspec_core.models.target import Target, plan_target
@@ -212,10 +211,6 @@ def assert_law(counts: Sequence[int], law: Sequence[float]) -> None:
     spread = 2.0 / (9.0 * freedom)
     limit = freedom * (1.0 - spread + 4.265 * math.sqrt(spread)) ** 3
     assert statistic < limit, f"chi-square {statistic:.1f} with {freedom} degrees of freedom"
-
-
-def controller_for(target: Target, cache: Any, settings: Settings) -> Controller:
-    return Controller(target, cache, lambda: settings, ManualClock())
 
 
 def write_gguf(path: Path, model: PreTrainedModel, family: str = "llama") -> None:
