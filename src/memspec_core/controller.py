@@ -59,6 +59,9 @@ class Controller:
         )
         try:
             yield from self._run(decoding, strategy)
+        except Exception:
+            yield decoding.rest()  # what was held back is part of the answer too
+            raise
         finally:
             decoding.close()
             self._cache.rest()

@@ -29,11 +29,12 @@ class Iteration:
 
     `draft` ran ("none": plain decoding) where the strategy wanted `wanted`; of `proposed` draft
     tokens the target accepted `accepted` and added one of its own; `committed` counts what of
-    that the answer keeps (0 in a closing event, where an interruption only hands out the rest),
-    `generated_tokens` the answer so far. `token_ids` and `text` are what became final: a token
-    is held back while its text is not whole characters or may yet turn out to be part of a stop
-    string, so that the concatenation over all iterations equals
-    the result. `finish_reason` is set on the last one.
+    that came before the answer's end (0 in a closing event, which only hands out the rest after
+    an interruption or a fault), `generated_tokens` the answer so far.
+
+    `token_ids` and `text` are what became final: a token is held back while its text is not whole
+    characters or may yet turn out to be part of a stop string, so that the concatenation over all
+    iterations equals the result. `finish_reason` is set on the last one.
     """
 
     sequence: int
@@ -52,6 +53,11 @@ class Iteration:
     def fallback(self) -> bool:
         """Whether another draft than the wanted one ran, for want of residency."""
         return self.draft != self.wanted
+
+    @property
+    def ran(self) -> bool:
+        """Whether the target ran; false for a closing event."""
+        return self.committed > 0 or self.seconds.decode > 0.0
 
     @property
     def plain(self) -> bool:

@@ -67,6 +67,8 @@ class Runtime:
 
         Raises `MemSpecError`; everything is freed then.
         """
+        if self._worker is not None:
+            raise NotAcceptingError("The models are loaded already; close the runtime first.")
         loaded: Future[None] = Future()
         self._closing = False
         self._worker_error = ""

@@ -72,7 +72,7 @@ class RuntimeCounters:
         seconds = spent.decode + spent.load_wait + spent.prediction
         with self._lock:
             totals = self._totals
-            totals.iterations += 1
+            totals.iterations += iteration.ran
             totals.tokens += iteration.committed
             totals.accepted_tokens += iteration.accepted
             totals.desired += spent.decode - fallback
@@ -80,7 +80,7 @@ class RuntimeCounters:
             totals.load_wait += spent.load_wait
             totals.prediction += spent.prediction
             draft = self._drafts.setdefault(iteration.draft, _Draft())
-            draft.iterations += 1
+            draft.iterations += iteration.ran
             draft.proposed += iteration.proposed
             draft.accepted += iteration.accepted
             now = self.clock.now()

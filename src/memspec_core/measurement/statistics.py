@@ -23,14 +23,14 @@ class GenerationRecorder:
         """Count one iteration; a closing event that ran nothing adds its times only."""
         seconds, totals = iteration.seconds, self._totals
         desired = 0.0 if iteration.fallback else seconds.decode
-        ran = iteration.committed > 0 or seconds.decode > 0.0
-        switched = ran and not iteration.plain and self._last_draft not in (None, iteration.draft)
-        if ran and not iteration.plain:
+        drafted = iteration.ran and not iteration.plain
+        switched = drafted and self._last_draft not in (None, iteration.draft)
+        if drafted:
             self._last_draft = iteration.draft
         self._totals = replace(
             totals,
             generated_tokens=iteration.generated_tokens,
-            iterations=totals.iterations + ran,
+            iterations=totals.iterations + iteration.ran,
             drafted_tokens=totals.drafted_tokens + iteration.proposed,
             accepted_tokens=totals.accepted_tokens + iteration.accepted,
             desired_seconds=totals.desired_seconds + desired,
@@ -40,7 +40,7 @@ class GenerationRecorder:
             prompt_seconds=totals.prompt_seconds + seconds.prompt,
             draft_switches=totals.draft_switches + switched,
         )
-        if ran:
+        if iteration.ran:
             self._count_usage(iteration)
 
     def stats(self, time_to_first_token_seconds: float) -> GenerationStats:

@@ -46,6 +46,11 @@ class TextStream:
         """All tokens that have been handed out."""
         return tuple(self._ids[: self._given_tokens])
 
+    @property
+    def token_count(self) -> int:
+        """How many tokens the text has, those held back included."""
+        return len(self._ids)
+
     def push(self, token_id: int) -> bool:
         """Take one token; return whether a stop string is now complete."""
         self._ids.append(token_id)

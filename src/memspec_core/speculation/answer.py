@@ -24,8 +24,12 @@ class Answer:
         self._stream = TextStream(decode, stop)
         self._ends = end_of_sequence_ids
         self._max_tokens = max_tokens
-        self.generated_tokens = 0
         self.finish_reason: FinishReason | None = None
+
+    @property
+    def generated_tokens(self) -> int:
+        """How many tokens the answer has; a stop string's own are taken off again."""
+        return self._stream.token_count
 
     @property
     def remaining_tokens(self) -> int:
@@ -33,14 +37,16 @@ class Answer:
         return self._max_tokens - self.generated_tokens
 
     def extend(self, token_ids: Sequence[int]) -> int:
-        """Take the tokens of one iteration; return how many of them the answer keeps."""
+        """Take the tokens of one iteration; return how many of them came before the end.
+
+        The tokens that complete a stop string count here, though they are no part of the answer.
+        """
         kept = 0
         for token in token_ids:
             if token in self._ends:
                 self.finish_reason = FinishReason.END_OF_SEQUENCE
                 break
             kept += 1
-            self.generated_tokens += 1
             if self._stream.push(token):
                 self.finish_reason = FinishReason.STOP_STRING
                 break
@@ -51,4 +57,8 @@ class Answer:
 
     def take(self) -> Piece:
         """Hand out what became final; everything that is left once the answer has ended."""
-        return self._stream.take() if self.finish_reason is None else self._stream.finish()
+        return self._stream.take() if self.finish_reason is None else self.rest()
+
+    def rest(self) -> Piece:
+        """Hand out everything that was held back."""
+        return self._stream.finish()

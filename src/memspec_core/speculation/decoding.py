@@ -9,6 +9,7 @@ from memspec_core.clock import Clock
 from memspec_core.errors import PromptTooLongError
 from memspec_core.iteration import Iteration, IterationSeconds
 from memspec_core.models.target import Target
+from memspec_core.models.text import Piece
 from memspec_core.request import PLAIN, FinishReason, GenerationRequest
 from memspec_core.speculation.acceptance import accept_greedy, accept_sampled
 from memspec_core.speculation.answer import Answer
@@ -94,7 +95,7 @@ class Decoding:
         """
         self._answer.finish_reason = self._interruption()
         if self.ended:
-            return self._event(PLAIN if draft is None else draft.name, wanted, 0, 0, 0, seconds)
+            return self._event(_name(draft), wanted, seconds, self._answer.take())
         started = self._clock.now()
         proposal = self._proposed(draft, length)
         accepted, tokens = self._verified(proposal)
@@ -103,12 +104,22 @@ class Decoding:
         spent = IterationSeconds(
             self._clock.now() - started, seconds.prediction, seconds.load_wait, seconds.prompt
         )
-        name = draft.name if draft is not None and proposal.token_ids else PLAIN
-        if draft is not None and name == PLAIN:
-            wanted = PLAIN  # nothing to propose: the answer's last token, or the draft is full
+        if draft is not None and not proposal.token_ids:
+            # Nothing to propose: the answer's last token, or the draft's own context is full.
+            draft, wanted = None, PLAIN
         return self._event(
-            name, wanted, len(proposal.token_ids), min(accepted, committed), committed, spent
+            _name(draft),
+            wanted,
+            spent,
+            self._answer.take(),
+            proposed=len(proposal.token_ids),
+            accepted=min(accepted, committed),
+            committed=committed,
         )
+
+    def rest(self) -> Iteration:
+        """Hand out what is held back, for an answer that a fault ends."""
+        return self._event(PLAIN, PLAIN, IterationSeconds(), self._answer.rest())
 
     def close(self) -> None:
         """Leave every cache with rows of the context only."""
@@ -157,12 +168,13 @@ class Decoding:
         self,
         draft: str,
         wanted: str,
-        proposed: int,
-        accepted: int,
-        committed: int,
         seconds: IterationSeconds,
+        piece: Piece,
+        *,
+        proposed: int = 0,
+        accepted: int = 0,
+        committed: int = 0,
     ) -> Iteration:
-        piece = self._answer.take()
         self._iterations += 1
         return Iteration(
             sequence=self._iterations - 1,
@@ -177,3 +189,7 @@ class Decoding:
             seconds=seconds,
             finish_reason=self._answer.finish_reason,
         )
+
+
+def _name(draft: Draft | None) -> str:
+    return PLAIN if draft is None else draft.name

@@ -5,12 +5,13 @@ prompts with its quantised weights. The text is cached in shards, each written w
 all, so that a run that was cut goes on where it stopped.
 """
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -116,7 +117,8 @@ def _claim(folder: Path, plan: ContinuationPlan) -> None:
                 "choose another cache folder or delete this one."
             )
     else:
-        record.write_text(json.dumps(wanted, indent=1))
+        with _whole_file(record) as file:
+            file.write(json.dumps(wanted, indent=1).encode())
 
 
 def _batches(prompts: list[list[int]], batch_size: int) -> list[list[list[int]]]:
@@ -170,8 +172,7 @@ def _end_of_sequence_ids(model: PreTrainedModel) -> list[int]:
 
 
 def _write_shard(path: Path, rows: list[Continuation]) -> None:
-    partial = path.with_suffix(".partial")
-    with partial.open("wb") as file:
+    with _whole_file(path) as file:
         np.savez(
             file,
             prompt_ends=np.cumsum([len(row.prompt_ids) for row in rows]),
@@ -181,6 +182,14 @@ def _write_shard(path: Path, rows: list[Continuation]) -> None:
             top_ids=np.concatenate([row.top_ids for row in rows]),
             top_log_probabilities=np.concatenate([row.top_log_probabilities for row in rows]),
         )
+
+
+@contextlib.contextmanager
+def _whole_file(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file that is there under its name only once it is complete."""
+    partial = path.with_suffix(".partial")
+    with partial.open("wb") as file:
+        yield file
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
