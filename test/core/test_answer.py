@@ -53,7 +53,17 @@ def test_a_stop_string_beats_the_length_limit_of_the_same_token(tokenizer: Token
     answer = make_answer(tokenizer, stop=("two",), max_tokens=len(ids))
     assert answer.extend([*ids, 100]) == len(ids)
     assert answer.finish_reason is FinishReason.STOP_STRING
-    assert answer.take().text == "one "
+    piece = answer.take()
+    assert piece.text == "one "
+    assert answer.generated_tokens == len(piece.token_ids)
+
+
+def test_the_tokens_of_a_stop_string_are_not_counted(tokenizer: Tokenizer) -> None:
+    answer = make_answer(tokenizer, stop=(" two",))
+    assert answer.extend(tokenizer.backend.encode("one two three")) == 2
+    assert answer.generated_tokens == 1
+    piece = answer.take()
+    assert (piece.text, list(piece.token_ids)) == ("one", tokenizer.backend.encode("one"))
 
 
 def test_end_of_sequence_beats_a_length_limit_that_is_reached_with_it(

@@ -163,6 +163,8 @@ def test_load_open_shut_close_and_again(target_folder: Path) -> None:
         with pytest.raises(NotAcceptingError):
             runtime.open()
         runtime.load()
+        with pytest.raises(NotAcceptingError, match="loaded already"):
+            runtime.load()
         assert (runtime.snapshot().loaded, runtime.snapshot().accepting) == (True, False)
         with pytest.raises(NotAcceptingError, match="not active"):
             runtime.submit(asked())
@@ -570,6 +572,20 @@ def test_a_fault_ends_its_generation_alone(
     assert result_of(waiting).token_ids == whole.token_ids
     assert runtime.snapshot().worker_alive
     assert runtime.snapshot().generations.aborted == 1
+
+
+def test_a_fault_loses_no_text_that_was_held_back(
+    start: Callable[..., Runtime], gate: Gate
+) -> None:
+    runtime = start()
+    whole = answer(runtime, max_new_tokens=20)
+    gate.fail_after(10, RuntimeError("out of shared memory"))
+    never_complete = whole.text + "\x00"
+    result = answer(runtime, max_new_tokens=20, stop=(never_complete,))
+    assert result.finish_reason is FinishReason.ABORTED
+    assert result.text
+    assert whole.text.startswith(result.text)
+    assert result.stats.generated_tokens == len(result.token_ids) > 0
 
 
 def test_a_worker_that_dies_ends_everything_and_says_so(
