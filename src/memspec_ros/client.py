@@ -19,6 +19,11 @@ from rclpy.action import ActionClient
 from memspec_msgs.action import Generate
 
 TICK_SECONDS = 0.1
+
+SETTLE_SECONDS = 0.3
+"""After a service is found here, until its server has found us: an answer before that is lost."""
+
+RETRY_SECONDS = 5.0
 VANISHED_SECONDS = 3.0
 
 
@@ -110,16 +115,16 @@ class NodeClient:
         """Return the label of the node's lifecycle state; empty if it does not say."""
         if not self._get_state.service_is_ready():
             return ""
-        response = self._await(self._get_state.call_async(GetState.Request()), 5.0)
+        response = self._await(self._get_state.call_async(GetState.Request()), RETRY_SECONDS)
         return "" if response is None else str(response.current_state.label)
 
     def configure(self, timeout_seconds: float) -> bool:
         """Have the node load its models; return whether it did."""
-        return self._transit(Transition.TRANSITION_CONFIGURE, timeout_seconds)
+        return self._transit(Transition.TRANSITION_CONFIGURE, "inactive", timeout_seconds)
 
     def activate(self, timeout_seconds: float) -> bool:
         """Have the node accept goals; return whether it does."""
-        return self._transit(Transition.TRANSITION_ACTIVATE, timeout_seconds)
+        return self._transit(Transition.TRANSITION_ACTIVATE, "active", timeout_seconds)
 
     def generate(self, goal: Generate.Goal, write: Callable[[str], None]) -> Outcome:
         """Send a goal, write its text as it comes, and return how it ended.
@@ -164,10 +169,18 @@ class NodeClient:
                 raise ClientError(f"The node {self.node_name} has gone.")
         return future.result()
 
-    def _transit(self, transition: int, timeout_seconds: float) -> bool:
+    def _transit(self, transition: int, reached: str, timeout_seconds: float) -> bool:
         request = ChangeState.Request(transition=Transition(id=transition))
-        response = self._await(self._change_state.call_async(request), timeout_seconds)
-        return response is not None and bool(response.success)
+        future = self._change_state.call_async(request)
+        deadline = time.monotonic() + timeout_seconds
+        while time.monotonic() < deadline:
+            response = self._await(future, RETRY_SECONDS)
+            if response is not None:
+                return bool(response.success)
+            if self.state() == reached:
+                # The node is there; its answer was lost.
+                return True
+        return False
 
     def _await(self, future: Any, timeout_seconds: float) -> Any:
         """Return a future's result, or None after the timeout."""
@@ -184,6 +197,7 @@ class NodeClient:
             if time.monotonic() > deadline:
                 raise ClientError(failure)
             rclpy.spin_once(self._node, timeout_sec=TICK_SECONDS)
+        time.sleep(SETTLE_SECONDS)
 
     def _check_interrupted(self) -> None:
         if self._interrupted.is_set():

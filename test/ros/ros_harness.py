@@ -3,12 +3,13 @@
 Every node has its own ROS domain, kept to this machine.
 """
 
-import itertools
+import fcntl
 import os
 import random
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -39,11 +40,21 @@ LOAD_SECONDS = 180.0
 COUNTING = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10,"
 """A raw prompt that the embedded target continues for hundreds of tokens."""
 
-_domains = itertools.count(random.randrange(1, 50))
+_claims = []
 
 
 def new_domain():
-    return 1 + next(_domains) % 100
+    """Return a ROS domain that no other run of these tests on this machine uses."""
+    for domain in random.sample(range(1, 102), 101):
+        claim = (Path(tempfile.gettempdir()) / f"memspec_test_domain_{domain}").open("w")
+        try:
+            fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            claim.close()
+        else:
+            _claims.append(claim)
+            return domain
+    raise RuntimeError("every ROS domain is in use")
 
 
 def default_drafts():
@@ -203,24 +214,31 @@ class Graph:
         if self.context.ok():
             self.context.shutdown()
 
-    def call(self, service_type, service, request, seconds=PATIENCE):
+    def client(self, service_type, service):
         key = (service_type, service)
         if key not in self.clients:
-            self.clients[key] = self.ros.create_client(service_type, f"/{self.name}/{service}")
-        client = self.clients[key]
-        assert client.wait_for_service(PATIENCE), f"no service {service}: {self.node.output}"
-        return wait(client.call_async(request), seconds)
+            client = self.ros.create_client(service_type, f"/{self.name}/{service}")
+            assert client.wait_for_service(PATIENCE), f"no service {service}: {self.node.output}"
+            # Until the server has found us as well, its answers are lost.
+            time.sleep(0.5)
+            self.clients[key] = client
+        return self.clients[key]
+
+    def call(self, service_type, service, request):
+        """Call a service that may be called twice, in case its first answer is lost."""
+        client = self.client(service_type, service)
+        for _ in range(5):
+            future = client.call_async(request)
+            if answered(future, 10.0):
+                return future.result()
+        raise AssertionError(f"no answer of {service}: {self.node.output}")
 
     def state(self):
         return self.call(GetState, "get_state", GetState.Request()).current_state.label
 
     def transit_async(self, transition):
-        key = (ChangeState, "change_state")
-        if key not in self.clients:
-            self.clients[key] = self.ros.create_client(ChangeState, f"/{self.name}/change_state")
-        assert self.clients[key].wait_for_service(PATIENCE), self.node.output
         request = ChangeState.Request(transition=Transition(id=transition))
-        return self.clients[key].call_async(request)
+        return self.client(ChangeState, "change_state").call_async(request)
 
     def transit(self, transition, seconds=LOAD_SECONDS):
         return wait(self.transit_async(transition), seconds).success
@@ -241,6 +259,7 @@ class Graph:
         assert self.configure(), self.node.output
         assert self.activate(), self.node.output
         assert self.action.wait_for_server(PATIENCE)
+        time.sleep(0.5)
         # The topic's match comes a moment after the action's.
         until(lambda: self.ros.count_publishers(f"/{self.name}/tokens") > 0)
 
@@ -300,10 +319,14 @@ def parameter_value(value):
     return RosParameter("any", value=value).get_parameter_value()
 
 
-def wait(future, seconds=PATIENCE):
+def answered(future, seconds):
     done = threading.Event()
     future.add_done_callback(lambda _: done.set())
-    assert done.wait(seconds), f"no answer within {seconds} s"
+    return done.wait(seconds)
+
+
+def wait(future, seconds=PATIENCE):
+    assert answered(future, seconds), f"no answer within {seconds} s"
     return future.result()
 
 
