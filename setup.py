@@ -49,7 +49,7 @@ setup(
     entry_points={
         "console_scripts": [
             "memspec = memspec_core.cli.main:main",
-            "memspec_node = memspec_ros.node:main",
+            "memspec_node = memspec_ros.process:main",
             "generate = memspec_ros.generate:main",
         ],
     },

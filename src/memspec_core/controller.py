@@ -1,7 +1,7 @@
 """The runtime loop: decode with the best resident draft, prepare better ones (Algorithm 3)."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 
 from memspec_core.clock import Clock
@@ -43,7 +43,7 @@ class Controller:
         prompt_ids: Sequence[int],
         strategy: Strategy,
         interruption: Interruption,
-    ) -> Iterator[Iteration]:
+    ) -> Generator[Iteration, None, None]:
         """Decode until the answer ends, yielding each iteration.
 
         A generator whose end, by whatever way, leaves all KV caches consistent. Raises
@@ -66,7 +66,7 @@ class Controller:
             decoding.close()
             self._cache.rest()
 
-    def _run(self, decoding: Decoding, strategy: Strategy) -> Iterator[Iteration]:
+    def _run(self, decoding: Decoding, strategy: Strategy) -> Generator[Iteration, None, None]:
         ranking, seconds = self._ranked(strategy, Context(decoding.prompt_ids))
         active, seconds = self._initial_draft(strategy, ranking, seconds)
         self._cache.update(ranking, _name(active))

@@ -8,20 +8,28 @@ from memspec_core.iteration import Iteration
 from memspec_core.measurement.statistics import GenerationRecorder
 from memspec_core.request import FinishReason, GenerationRequest, GenerationResult
 
+Listener = Callable[[Iteration], None]
+
 
 class Generation:
-    """What `Runtime.submit` returns. Any thread may cancel, iterate or wait; one iterates."""
+    """What `Runtime.submit` returns. Any thread may cancel, iterate or wait; one iterates.
+
+    With a `listener` each iteration goes to it, in the worker's thread, and `iterations` yields
+    none; a listener that raises aborts its generation.
+    """
 
     def __init__(
         self,
         request: GenerationRequest,
         submitted_at: float,
         on_cancel: Callable[["Generation"], None],
+        listener: Listener | None = None,
     ) -> None:
         self.request = request
         self.submitted_at = submitted_at
         self._on_cancel = on_cancel
         self._events: queue.SimpleQueue[Iteration | None] = queue.SimpleQueue()
+        self._listener: Listener = self._events.put if listener is None else listener
         self._ended = threading.Event()
         self._result: GenerationResult | None = None
         self._interruption: FinishReason | None = None
@@ -69,7 +77,7 @@ class Generation:
         self._recorder.add(iteration)
         self._text.append(iteration.text)
         self._token_ids.extend(iteration.token_ids)
-        self._events.put(iteration)
+        self._listener(iteration)
 
     def finish(self, reason: FinishReason, error: str = "") -> GenerationResult:
         """End the generation with what it has; every accepted generation comes here once."""

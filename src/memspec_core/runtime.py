@@ -1,5 +1,6 @@
 """The runtime: owns the models and the one thread that works on them, and queues requests."""
 
+import contextlib
 import logging
 import threading
 from collections import deque
@@ -15,7 +16,7 @@ from memspec_core.errors import (
     QueueFullError,
     UnknownDraftError,
 )
-from memspec_core.generation import Generation
+from memspec_core.generation import Generation, Listener
 from memspec_core.measurement.counters import RuntimeCounters
 from memspec_core.request import FinishReason, GenerationRequest
 from memspec_core.settings import Settings
@@ -126,15 +127,17 @@ class Runtime:
         with self._condition:
             self._require_room()
 
-    def submit(self, request: GenerationRequest) -> Generation:
+    def submit(self, request: GenerationRequest, listener: Listener | None = None) -> Generation:
         """Queue a request.
 
+        A `listener` is called with each iteration in the worker's thread, between two iterations:
+        what it does delays decoding, but costs less than waking another thread on busy cores.
         Raises `RequestError`, `QueueFullError` or `NotAcceptingError`, one sentence each.
         """
         checked = request.validated(self._settings.draft_names)
         with self._condition:
             self._require_room()
-            generation = Generation(checked, self._clock.now(), self._cancel)
+            generation = Generation(checked, self._clock.now(), self._cancel, listener)
             self._queue.append(generation)
             self._counters.count_accepted()
             self._condition.notify_all()
@@ -329,12 +332,13 @@ class Runtime:
             lambda: generation.interruption(self._clock.now()),
         )
         reason = FinishReason.ABORTED
-        for iteration in iterations:
-            generation.record(iteration, self._clock.now())
-            self._counters.count_iteration(iteration)
-            self._show(iteration.draft, iteration.wanted)
-            self._run_commands()
-            reason = iteration.finish_reason or reason
+        with contextlib.closing(iterations):  # also where a listener raises
+            for iteration in iterations:
+                self._counters.count_iteration(iteration)
+                generation.record(iteration, self._clock.now())
+                self._show(iteration.draft, iteration.wanted)
+                self._run_commands()
+                reason = iteration.finish_reason or reason
         return reason
 
     def _strategy(self, request: GenerationRequest) -> Strategy:

@@ -21,6 +21,7 @@ DEFAULT = "default"
 STRATEGY_NAMES = ("general_static",)
 DTYPES = ("stored", "fp32", "bf16")
 DRAFT_SHAPES = ("chain",)
+_DRAFT_PATH = re.compile(r"drafts\.[^.]+\.path")
 DRAFT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 MIB = 1024 * 1024
 
@@ -129,7 +130,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     ),
     Parameter(
         "draft_length",
-        3,
+        2,
         "Gamma: tokens that a draft proposes in one iteration.",
         minimum=1,
         maximum=16,
@@ -243,13 +244,15 @@ class Settings:
     def from_parameters(cls, values: Mapping[str, object] | None = None) -> "Settings":
         """Build settings from parameter values; those not given take their defaults.
 
-        Raises `SettingsError` for an unknown name or a value that is out of range.
+        Paths of drafts that drafts.names does not name are passed over, so that a draft can be
+        left out without removing its section. Raises `SettingsError` for an unknown name or a
+        value that is out of range.
         """
         given = dict(values or {})
         names = _draft_names(given.get("drafts.names", _BY_NAME["drafts.names"].default))
         known = _BY_NAME | {p.name: p for p in map(draft_path_parameter, names)}
         for name in given:
-            if name not in known:
+            if name not in known and not _DRAFT_PATH.fullmatch(name):
                 raise SettingsError(f"Unknown parameter '{name}'.")
         checked = {n: p.check(given.get(n, p.default)) for n, p in known.items()}
         drafts = tuple(DraftSource(n, str(checked.pop(f"drafts.{n}.path"))) for n in names)
@@ -312,6 +315,8 @@ def _flatten(prefix: str, tree: Mapping[str, object], into: dict[str, object]) -
 def _draft_names(value: object) -> list[str]:
     names = _BY_NAME["drafts.names"].check(value)
     assert isinstance(names, list)
+    if names == [""]:
+        return []  # ROS cannot tell the type of an empty list; this stands for it
     for name in names:
         if not DRAFT_NAME.fullmatch(name) or name == PLAIN:
             raise SettingsError(

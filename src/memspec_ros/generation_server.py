@@ -1,7 +1,8 @@
 """The action `~/generate`: goals in, generations out.
 
-Each accepted goal has one thread of the executor, which waits for the iterations of its generation
-and publishes them. The runtime's worker therefore never publishes, and torch never runs here.
+Each accepted goal has one thread of the executor, which waits for the end of its generation; torch
+never runs there. What an iteration brought is published by the runtime's worker between two
+iterations: handing it to a thread that competes with the decoder for the cores costs more.
 """
 
 import inspect
@@ -93,9 +94,11 @@ class GenerationServer:
         generation: Generation | None = None
         error = "The node is not configured."
         runtime = self._runtime()
+        stream = _Stream(goal_handle, self._tokens)
         try:
             if runtime is not None:
-                generation = runtime.submit(request_from_goal(goal_handle.request))
+                request = request_from_goal(goal_handle.request)
+                generation = runtime.submit(request, stream.publish)
         except MemSpecError as refusal:
             # The gate closed, or the worker ended, after the goal was accepted.
             error = str(refusal)
@@ -104,7 +107,7 @@ class GenerationServer:
         if generation is None:
             goal_handle.execute(partial(self._execute_unsubmitted, error=error))
         else:
-            goal_handle.execute(partial(self._execute, generation))
+            goal_handle.execute(partial(self._execute, generation, stream))
 
     def _on_cancel(self, goal_handle: ServerGoalHandle) -> CancelResponse:
         with self._ended:
@@ -113,11 +116,10 @@ class GenerationServer:
             generation.cancel()
         return CancelResponse.ACCEPT
 
-    def _execute(self, generation: "Generation", goal_handle: ServerGoalHandle) -> Any:
-        stream = _Stream(goal_handle, self._tokens)
+    def _execute(
+        self, generation: "Generation", stream: "_Stream", goal_handle: ServerGoalHandle
+    ) -> Any:
         try:
-            for iteration in generation.iterations():
-                stream.publish(iteration)
             result = generation.result()
         except Exception as error:
             self._logger.error(f"A goal failed for a fault here:\n{traceback.format_exc()}")

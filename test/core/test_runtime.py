@@ -342,6 +342,28 @@ def test_an_answer_is_its_iterations_put_together(start: Callable[..., Runtime])
     assert {usage.draft for usage in stats.drafts} <= {"first_layer", "none"}
 
 
+def test_a_listener_gets_the_iterations_instead(start: Callable[..., Runtime]) -> None:
+    runtime = start("first_layer")
+    heard: list[str] = []
+    generation = runtime.submit(asked(), lambda iteration: heard.append(iteration.text))
+    result_of(generation)
+    assert list(generation.iterations()) == []
+    assert "".join(heard) == generation.result().text == answer(runtime).text
+
+
+def test_a_listener_that_raises_aborts_its_generation_alone(start: Callable[..., Runtime]) -> None:
+    runtime = start()
+
+    def fail(iteration: object) -> None:
+        raise OSError("the wire is cut")
+
+    result = result_of(runtime.submit(asked(), fail))
+    assert result.finish_reason is FinishReason.ABORTED
+    assert "the wire is cut" in result.error
+    assert result.text
+    assert answer(runtime).finish_reason is not FinishReason.ABORTED
+
+
 def test_all_drafts_and_none_give_one_answer(start: Callable[..., Runtime]) -> None:
     runtime = start("itself", "first_layer", "other", "short", resident_capacity=2)
     names = ("", "none", "itself", "first_layer", "other", "short", "itself")
