@@ -119,17 +119,12 @@ class GenerationServer:
     def _execute(
         self, generation: "Generation", stream: "_Stream", goal_handle: ServerGoalHandle
     ) -> Any:
-        try:
-            result = generation.result()
-        except Exception as error:
-            self._logger.error(f"A goal failed for a fault here:\n{traceback.format_exc()}")
-            generation.cancel()
-            result = stream.aborted(f"{type(error).__name__}: {error}")
-        return self._finish(goal_handle, stream, result)
+        return self._finish(goal_handle, stream, generation.result())
 
     def _execute_unsubmitted(self, goal_handle: ServerGoalHandle, error: str = "") -> Any:
         stream = _Stream(goal_handle, self._tokens)
-        return self._finish(goal_handle, stream, stream.aborted(error))
+        result = GenerationResult("", (), FinishReason.ABORTED, error)
+        return self._finish(goal_handle, stream, result)
 
     def _finish(
         self, goal_handle: ServerGoalHandle, stream: "_Stream", result: GenerationResult
@@ -153,8 +148,6 @@ class _Stream:
     def __init__(self, goal_handle: ServerGoalHandle, tokens: TokenStream) -> None:
         self._goal_handle = goal_handle
         self._tokens = tokens
-        self._texts: list[str] = []
-        self._token_ids: list[int] = []
         self._seconds = 0.0
         self._sequence = 0
         self._said_end = False
@@ -165,8 +158,6 @@ class _Stream:
         rate = iteration.generated_tokens / self._seconds if self._seconds > 0 else 0.0
         self._goal_handle.publish_feedback(feedback_from_iteration(iteration, rate))
         self._tokens.publish(self._goal_handle.goal_id, iteration)
-        self._texts.append(iteration.text)
-        self._token_ids.extend(iteration.token_ids)
         self._sequence = iteration.sequence + 1
         self._said_end = iteration.finish_reason is not None
 
@@ -174,12 +165,6 @@ class _Stream:
         """Say that the goal has ended, if the last iteration did not."""
         if not self._said_end:
             self._tokens.publish_end(self._goal_handle.goal_id, self._sequence, reason)
-
-    def aborted(self, error: str) -> GenerationResult:
-        """Return a result for a goal that ended here, with what was published of it."""
-        return GenerationResult(
-            "".join(self._texts), tuple(self._token_ids), FinishReason.ABORTED, error
-        )
 
 
 def _result_timeout_seconds() -> int:

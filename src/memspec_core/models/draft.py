@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from memspec_core.errors import CheckpointError
-from memspec_core.models.checkpoint import DEFAULT, Checkpoint, open_checkpoint
+from memspec_core.models.checkpoint import Checkpoint, open_checkpoint
 from memspec_core.models.configuration import DecoderConfig
 from memspec_core.models.decoder import Decoder
 from memspec_core.models.int4_rounding import GROUP_SIZE, round_to_int4
@@ -21,6 +21,7 @@ from memspec_core.models.safetensors_files import SafetensorsFiles
 from memspec_core.models.target import Target, TargetPlan, cache_dtype
 from memspec_core.models.tokenizer import Tokenizer
 from memspec_core.models.weights import FINAL_NORM, WeightReader
+from memspec_core.settings import DEFAULT
 
 MANIFEST = "manifest.json"
 WEIGHTS = "draft.safetensors"

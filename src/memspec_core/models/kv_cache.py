@@ -26,11 +26,6 @@ class KeyValueCache:
         """Return the fast memory of a cache, in bytes, without allocating it."""
         return config.layers * 2 * config.kv_heads * capacity * config.head_size * dtype.itemsize
 
-    @property
-    def room(self) -> int:
-        """How many more rows fit."""
-        return self.capacity - self.length
-
     def truncate(self, length: int) -> None:
         """Forget all rows from `length` on; a longer length than there is changes nothing."""
         self.length = min(self.length, length)

@@ -17,7 +17,6 @@ class Tokenizer:
     def __init__(self, backend: PreTrainedTokenizerBase, where: str) -> None:
         self.backend = backend
         self.where = where
-        self.special_ids = frozenset(backend.all_special_ids)
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> "Tokenizer":

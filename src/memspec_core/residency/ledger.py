@@ -6,9 +6,8 @@ from enum import Enum
 import psutil
 
 from memspec_core.errors import MemoryBudgetError
+from memspec_core.settings import MIB
 from memspec_core.snapshot import MemorySnapshot
-
-MIB = 1024 * 1024
 
 
 class Account(Enum):
