@@ -15,6 +15,7 @@ from memspec_core.errors import MemoryBudgetError
 from memspec_core.settings import MIB
 from memspec_core.snapshot import DraftState, RuntimeSnapshot
 from memspec_ros.board import board_facts
+from memspec_ros.publishing import published
 
 OK = DiagnosticStatus.OK
 WARN = DiagnosticStatus.WARN
@@ -65,7 +66,7 @@ class Diagnostics:
     def _publish(self) -> None:
         message = DiagnosticArray(status=statuses(self._node.get_name(), self._state()))
         message.header.stamp = self._node.get_clock().now().to_msg()
-        self._publisher.publish(message)
+        published(lambda: self._publisher.publish(message), self._node.get_logger(), "diagnostics")
 
 
 def statuses(node_name: str, state: NodeState) -> list[DiagnosticStatus]:

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 from rclpy.action import ActionServer, CancelResponse, GoalResponse
 from rclpy.action.server import ServerGoalHandle
 from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
+from rclpy.impl.rcutils_logger import RcutilsLogger
 from rclpy.node import Node
-from rclpy.qos import QoSProfile
+from rclpy.qos import DurabilityPolicy, QoSProfile
 
 from memspec_core.errors import MemSpecError, NotAcceptingError
 from memspec_core.iteration import Iteration
@@ -28,6 +29,7 @@ from memspec_ros.conversions import (
     request_from_goal,
     result_from_generation,
 )
+from memspec_ros.publishing import published
 from memspec_ros.token_stream import TokenStream
 
 if TYPE_CHECKING:
@@ -36,6 +38,9 @@ if TYPE_CHECKING:
 
 REQUEST_DEPTH = 256
 """Requests kept while the server is busy: a hundred goals at once must all be answered."""
+
+STATUS_DEPTH = 64
+"""Statuses kept on their way: with one, Fast DDS refuses the next while it sends the last."""
 
 CANCELING_WAIT_SECONDS = 1.0
 
@@ -66,6 +71,9 @@ class GenerationServer:
             result_service_qos_profile=requests,
             cancel_service_qos_profile=requests,
             feedback_pub_qos_profile=QoSProfile(depth=REQUEST_DEPTH),
+            status_pub_qos_profile=QoSProfile(
+                depth=STATUS_DEPTH, durability=DurabilityPolicy.TRANSIENT_LOCAL
+            ),
             result_timeout=_result_timeout_seconds(),
         )
 
@@ -94,7 +102,7 @@ class GenerationServer:
         generation: Generation | None = None
         error = "The node is not configured."
         runtime = self._runtime()
-        stream = _Stream(goal_handle, self._tokens)
+        stream = _Stream(goal_handle, self._tokens, self._logger)
         try:
             if runtime is not None:
                 request = request_from_goal(goal_handle.request)
@@ -105,9 +113,14 @@ class GenerationServer:
         with self._ended:
             self._generations[_key(goal_handle)] = generation
         if generation is None:
-            goal_handle.execute(partial(self._execute_unsubmitted, error=error))
+            self._start(goal_handle, partial(self._execute_unsubmitted, error=error))
         else:
-            goal_handle.execute(partial(self._execute, generation, stream))
+            self._start(goal_handle, partial(self._execute, generation, stream))
+
+    def _start(self, goal_handle: ServerGoalHandle, callback: Callable[..., Any]) -> None:
+        if not published(lambda: goal_handle.execute(callback), self._logger, "a goal's start"):
+            # rclpy changed the state, failed to publish it, and so never came to this.
+            self._server.notify_execute(goal_handle, callback)
 
     def _on_cancel(self, goal_handle: ServerGoalHandle) -> CancelResponse:
         with self._ended:
@@ -122,7 +135,7 @@ class GenerationServer:
         return self._finish(goal_handle, stream, generation.result())
 
     def _execute_unsubmitted(self, goal_handle: ServerGoalHandle, error: str = "") -> Any:
-        stream = _Stream(goal_handle, self._tokens)
+        stream = _Stream(goal_handle, self._tokens, self._logger)
         result = GenerationResult("", (), FinishReason.ABORTED, error)
         return self._finish(goal_handle, stream, result)
 
@@ -134,7 +147,9 @@ class GenerationServer:
                 self._logger.error(f"A goal was aborted: {result.error}")
             stream.publish_end(result.finish_reason)
             message = result_from_generation(result)
-            _end(goal_handle, result.finish_reason)
+            end = partial(_end, goal_handle, result.finish_reason)
+            if not published(end, self._logger, "a goal's end"):
+                self._server.notify_goal_done()
             return message
         finally:
             with self._ended:
@@ -145,9 +160,12 @@ class GenerationServer:
 class _Stream:
     """Publishes one goal's iterations as feedback and as chunks."""
 
-    def __init__(self, goal_handle: ServerGoalHandle, tokens: TokenStream) -> None:
+    def __init__(
+        self, goal_handle: ServerGoalHandle, tokens: TokenStream, logger: RcutilsLogger
+    ) -> None:
         self._goal_handle = goal_handle
         self._tokens = tokens
+        self._logger = logger
         self._seconds = 0.0
         self._sequence = 0
         self._said_end = False
@@ -156,8 +174,10 @@ class _Stream:
         spent = iteration.seconds
         self._seconds += spent.decode + spent.prediction + spent.load_wait
         rate = iteration.generated_tokens / self._seconds if self._seconds > 0 else 0.0
-        self._goal_handle.publish_feedback(feedback_from_iteration(iteration, rate))
-        self._tokens.publish(self._goal_handle.goal_id, iteration)
+        feedback = feedback_from_iteration(iteration, rate)
+        goal = self._goal_handle
+        published(lambda: goal.publish_feedback(feedback), self._logger, "feedback")
+        self._tokens.publish(goal.goal_id, iteration)
         self._sequence = iteration.sequence + 1
         self._said_end = iteration.finish_reason is not None
 

@@ -7,6 +7,10 @@ from rclpy.node import Node
 from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 
 from memspec_msgs.msg import RuntimeStatus
+from memspec_ros.publishing import published
+
+ATTEMPTS = 5
+"""No later status may come to make up for one that was refused."""
 
 
 class StatusPublisher:
@@ -16,6 +20,7 @@ class StatusPublisher:
         self, node: Node, group: CallbackGroup, state: Callable[[], RuntimeStatus]
     ) -> None:
         self._state = state
+        self._logger = node.get_logger()
         latched = QoSProfile(
             depth=1,
             reliability=ReliabilityPolicy.RELIABLE,
@@ -29,4 +34,6 @@ class StatusPublisher:
         self._changed.trigger()
 
     def _publish(self) -> None:
-        self._publisher.publish(self._state())
+        for _ in range(ATTEMPTS):
+            if published(lambda: self._publisher.publish(self._state()), self._logger, "status"):
+                return

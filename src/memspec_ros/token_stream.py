@@ -9,6 +9,7 @@ from memspec_core.iteration import Iteration
 from memspec_core.request import FinishReason
 from memspec_msgs.msg import TokenChunk
 from memspec_ros.conversions import chunk_from_iteration, last_chunk
+from memspec_ros.publishing import published
 
 DEPTH = 256
 """Chunks kept for a slow subscriber: several seconds of a fast target."""
@@ -19,6 +20,7 @@ class TokenStream:
 
     def __init__(self, node: LifecycleNode) -> None:
         self._clock = node.get_clock()
+        self._logger = node.get_logger()
         self._publisher = node.create_lifecycle_publisher(
             TokenChunk,
             "~/tokens",
@@ -35,9 +37,12 @@ class TokenStream:
         if self._publisher.get_subscription_count() == 0:
             return
         stamp = self._clock.now().to_msg()
-        self._publisher.publish(chunk_from_iteration(goal_id, iteration, stamp))
+        self._publish(chunk_from_iteration(goal_id, iteration, stamp))
 
     def publish_end(self, goal_id: UUID, sequence: int, reason: FinishReason) -> None:
         """Publish that a goal has ended, where its last iteration did not."""
         stamp = self._clock.now().to_msg()
-        self._publisher.publish(last_chunk(goal_id, sequence, reason, stamp))
+        self._publish(last_chunk(goal_id, sequence, reason, stamp))
+
+    def _publish(self, chunk: TokenChunk) -> None:
+        published(lambda: self._publisher.publish(chunk), self._logger, "a chunk")

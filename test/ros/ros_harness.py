@@ -74,7 +74,7 @@ def environment(domain):
 class NodeProcess:
     """The node, started with some parameters."""
 
-    def __init__(self, domain, folder, parameters=None):
+    def __init__(self, domain, folder, parameters=None, command=("-m", "memspec_ros.node")):
         given = {"drafts.names": default_drafts(), **(parameters or {})}
         self.log = Path(folder) / f"node_{domain}.log"
         params_file = Path(folder) / f"params_{domain}.yaml"
@@ -82,7 +82,7 @@ class NodeProcess:
         ros_arguments = ["--ros-args", "--params-file", str(params_file)]
         with self.log.open("w") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "memspec_ros.node", *ros_arguments],
+                [sys.executable, *command, *ros_arguments],
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=environment(domain),

@@ -6,11 +6,12 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from action_msgs.msg import GoalStatus
 from builtin_interfaces.msg import Duration
-from ros_harness import COUNTING, environment, until, values
+from ros_harness import COUNTING, Graph, NodeProcess, environment, new_domain, until, values
 
 from memspec_msgs.action import Generate
 from memspec_msgs.msg import ChatMessage
@@ -305,3 +306,18 @@ def generate(graph, *arguments, code=0):
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
     return done
+
+
+def test_a_middleware_that_refuses_to_publish_costs_no_result(tmp_path):
+    command = [str(Path(__file__).with_name("refusing_node.py"))]
+    domain = new_domain()
+    with NodeProcess(domain, tmp_path, command=command) as node, Graph(domain, node) as graph:
+        graph.bring_up()
+        status, result = graph.send(prompt=COUNTING, raw=True, max_new_tokens=4).outcome()
+
+        assert (status, result.error, len(result.token_ids)) == (SUCCEEDED, "", 4)
+        running = graph.send_long()
+        running.wait_feedback()
+        running.handle.cancel_goal_async()
+        assert running.outcome()[0] == CANCELED
+        assert "cannot publish data" in node.output
