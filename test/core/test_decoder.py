@@ -211,7 +211,7 @@ def test_a_truncated_model_agrees_now_and_then() -> None:
             {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
             "by 'dynamic'",
         ),
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantised by gptq"),
+        ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "quantised by awq"),
     ],
 )
 def test_what_cannot_be_computed_is_refused(

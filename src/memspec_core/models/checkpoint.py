@@ -10,6 +10,7 @@ from transformers import AutoConfig, GenerationConfig
 from memspec_core.errors import CheckpointError
 from memspec_core.models.configuration import DecoderConfig, config_from_transformers
 from memspec_core.models.gguf_file import GgufFile
+from memspec_core.models.gptq import WEIGHTS_PATTERN, GptqFiles, GptqFormat, quantisation_config
 from memspec_core.models.safetensors_files import INDEX, SINGLE, SafetensorsFiles
 from memspec_core.models.weights import WeightSource
 from memspec_core.settings import DEFAULT
@@ -22,7 +23,7 @@ class Checkpoint:
     """A decoder checkpoint: where it lies, its sizes and its weights, unread.
 
     `gguf_file` is the file's name inside `folder`, None for safetensors. `quantisation` names
-    the storage types of a GGUF file with their number of tensors.
+    the storage types of a GGUF file, or that of GPTQ, with their number of tensors.
     `end_of_sequence_ids`: what the checkpoint itself says, possibly nothing.
     """
 
@@ -76,7 +77,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         if place.suffix != ".gguf":
             raise CheckpointError(f"{place} is neither a folder nor a .gguf file.")
         return _open_gguf(place)
-    if (place / SINGLE).exists() or (place / INDEX).exists():
+    if _safetensors_name(place) is not None:
         return _open_safetensors(place)
     files = sorted(place.glob("*.gguf"))
     if len(files) == 1:
@@ -106,21 +107,42 @@ def _open_safetensors(folder: Path) -> Checkpoint:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers raises many types for a broken config.json
         raise CheckpointError(f"{folder / 'config.json'} cannot be read: {error}") from error
-    if getattr(config, "quantization_config", None) is not None:
-        raise CheckpointError(
-            f"{folder} is quantised by {config.quantization_config.get('quant_method')}; "
-            "use the unquantised checkpoint or a GGUF file."
-        )
     sizes = config_from_transformers(config, str(folder))
-    source = SafetensorsFiles.of_folder(folder)
+    source, quantisation = _safetensors_weights(folder, config)
     return Checkpoint(
         folder=folder,
         gguf_file=None,
         config=sizes,
         weights=source,
-        quantisation="none",
+        quantisation=quantisation,
         end_of_sequence_ids=_end_of_sequence_ids(folder, config),
     )
+
+
+def _safetensors_weights(folder: Path, config: object) -> tuple[WeightSource, str]:
+    """Return the weights of a folder, unread, and what they are quantised to."""
+    found = quantisation_config(folder, config)
+    layout = None if found is None else GptqFormat.parse(found[1], found[0])
+    single = _safetensors_name(folder)
+    assert single is not None
+    files = SafetensorsFiles.of_folder(folder, single)
+    if layout is None:
+        return files, "none"
+    packed = GptqFiles(files, layout)
+    return packed, packed.description()
+
+
+def _safetensors_name(folder: Path) -> str | None:
+    """Return the name of a folder's weights in one file, or of that which an index stands for."""
+    if (folder / SINGLE).exists() or (folder / INDEX).exists():
+        return SINGLE
+    found = sorted(folder.glob(f"{WEIGHTS_PATTERN}.index.json"))
+    found = found or sorted(folder.glob(WEIGHTS_PATTERN))
+    if len(found) > 1:
+        raise CheckpointError(
+            f"{folder} holds {len(found)} files {WEIGHTS_PATTERN}; leave one of them there."
+        )
+    return found[0].name.removesuffix(".index.json") if found else None
 
 
 def _end_of_sequence_ids(folder: Path, config: object) -> frozenset[int]:

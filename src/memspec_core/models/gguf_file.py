@@ -103,6 +103,10 @@ class GgufFile:
         """Return the shape of a tensor; a GGUF file has it in reverse."""
         return tuple(int(size) for size in self._tensor(_gguf_name(name)).shape[::-1])
 
+    def is_int4(self, name: str) -> bool:
+        """Whether a tensor is stored in Q4_0 or Q4_1 blocks."""
+        return self._tensor(_gguf_name(name)).tensor_type in _FOUR_BITS
+
     def dense(self, name: str) -> torch.Tensor:
         """Return a tensor in fp32."""
         tensor = self._tensor(_gguf_name(name))

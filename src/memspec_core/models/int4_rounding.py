@@ -5,6 +5,8 @@ import torch
 from memspec_core.models.linear import Int4Weight
 
 GROUP_SIZE = 32
+ROUNDED_BITS = 5
+"""Bits that a weight takes in memory: its code, and its share of scale and minimum in bf16."""
 
 
 def round_to_int4(weight: torch.Tensor) -> Int4Weight:

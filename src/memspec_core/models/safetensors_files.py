@@ -39,16 +39,20 @@ class SafetensorsFiles:
                 self._where[name.removeprefix("model.")] = file
 
     @classmethod
-    def of_folder(cls, folder: Path) -> "SafetensorsFiles":
-        """Open the weights of a checkpoint folder of transformers."""
-        index = folder / INDEX
+    def of_folder(cls, folder: Path, single: str = SINGLE) -> "SafetensorsFiles":
+        """Open the weights of a checkpoint folder: the file `single`, or those of its index."""
+        index = folder / f"{single}.index.json"
         if not index.exists():
-            return cls([folder / SINGLE])
+            return cls([folder / single])
         try:
             names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
         except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
             raise CheckpointError(f"{index} is not a safetensors index: {error}.") from error
         return cls([folder / name for name in names])
+
+    def names(self) -> list[str]:
+        """Return the names of all tensors as they lie in the files, without `model.`."""
+        return list(self._where)
 
     def has(self, name: str) -> bool:
         """Whether there is such a tensor, dense or in 4-bit groups."""
@@ -73,6 +77,10 @@ class SafetensorsFiles:
         packed = self.raw(f"{name}.codes") if self.has(name) else self.raw(name)
         return (packed.shape[0], 2 * packed.shape[1])
 
+    def is_int4(self, name: str) -> bool:
+        """Whether a tensor is stored in 4-bit groups."""
+        return f"{name}.codes" in self._where
+
     def dense(self, name: str) -> torch.Tensor:
         """Return a tensor in a floating dtype."""
         packed = self.int4(name)
@@ -80,12 +88,12 @@ class SafetensorsFiles:
 
     def int4(self, name: str) -> Int4Weight | None:
         """Return a tensor in 4-bit groups, or None where it is dense."""
-        if f"{name}.codes" not in self._where:
+        if not self.is_int4(name):
             return None
-        packed = self.raw(f"{name}.codes")
-        codes = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(1)
         return Int4Weight(
-            codes, self.raw(f"{name}.scale").float(), self.raw(f"{name}.minimum").float()
+            unpack_codes(self.raw(f"{name}.codes")),
+            self.raw(f"{name}.scale").float(),
+            self.raw(f"{name}.minimum").float(),
         )
 
     def raw(self, name: str) -> torch.Tensor:
@@ -132,3 +140,8 @@ class SafetensorsFiles:
 def pack_codes(codes: torch.Tensor) -> torch.Tensor:
     """Pack codes [out, in] of 0 .. 15 two to a byte, the even column in the low half."""
     return codes[:, 0::2] | (codes[:, 1::2] << 4)
+
+
+def unpack_codes(packed: torch.Tensor) -> torch.Tensor:
+    """Undo `pack_codes`: [out, in / 2] to [out, in], both uint8."""
+    return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(1)

@@ -12,7 +12,14 @@ from memspec_core.models.decoder import Decoder
 from memspec_core.models.kv_cache import KeyValueCache
 from memspec_core.models.linear import DenseLinear, Linear
 from memspec_core.models.tokenizer import Tokenizer
-from memspec_core.models.weights import DTYPES, EMBEDDING, FINAL_NORM, HEAD, WeightReader
+from memspec_core.models.weights import (
+    EMBEDDING,
+    FINAL_NORM,
+    HEAD,
+    ROUNDED,
+    WeightReader,
+    planned_bytes,
+)
 
 _LOG = logging.getLogger(__name__)
 
@@ -67,8 +74,14 @@ class TargetPlan:
 def plan_target(path: str, *, dtype: str, device: torch.device, context_tokens: int) -> TargetPlan:
     """Look at a target without reading its weights; raises `CheckpointError`.
 
-    `dtype` is "stored", "fp32" or "bf16"; the context is cut to the checkpoint's own limit.
+    `dtype` is "stored", "fp32", "bf16" or "int4"; the context is cut to the checkpoint's own
+    limit. Raises `SettingsError` for "int4" on another device than the CPU.
     """
+    if dtype == ROUNDED and device.type != "cpu":
+        raise SettingsError(
+            f"dtype is '{dtype}', which runs on the CPU only, but device is '{device}'; "
+            "use dtype bf16."
+        )
     checkpoint = open_checkpoint(path)
     capacity = min(context_tokens, checkpoint.config.context_tokens)
     return TargetPlan(
@@ -76,7 +89,7 @@ def plan_target(path: str, *, dtype: str, device: torch.device, context_tokens: 
         dtype=dtype,
         device=device,
         context_tokens=capacity,
-        weight_bytes=checkpoint.weights.memory_bytes(DTYPES.get(dtype)),
+        weight_bytes=planned_bytes(checkpoint.weights, checkpoint.config, dtype, device),
         kv_bytes=KeyValueCache.bytes_for(checkpoint.config, capacity, cache_dtype(device)),
     )
 

@@ -1,5 +1,6 @@
 """Where weights come from, under one set of names, and how they become linear layers."""
 
+import math
 from typing import Protocol
 
 import torch
@@ -7,6 +8,7 @@ import torch
 from memspec_core.errors import CheckpointError
 from memspec_core.models.configuration import DecoderConfig
 from memspec_core.models.decoder import DecoderLayer
+from memspec_core.models.int4_rounding import GROUP_SIZE, ROUNDED_BITS, round_to_int4
 from memspec_core.models.linear import DenseLinear, Int4Linear, Int4Weight, Linear
 
 EMBEDDING = "embed_tokens.weight"
@@ -14,6 +16,7 @@ FINAL_NORM = "norm.weight"
 HEAD = "lm_head.weight"
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+ROUNDED = "int4"
 
 
 class WeightSource(Protocol):
@@ -39,6 +42,10 @@ class WeightSource(Protocol):
         """Return the shape of a tensor as it is when dense."""
         ...
 
+    def is_int4(self, name: str) -> bool:
+        """Whether a tensor is stored in 4-bit groups."""
+        ...
+
     def dense(self, name: str) -> torch.Tensor:
         """Return a tensor in a floating dtype, dequantised where it is stored in blocks."""
         ...
@@ -56,12 +63,14 @@ class WeightReader:
     """Turns the tensors of a source into layers in the dtype that was asked for.
 
     `dtype` is "stored" (4-bit groups stay 4 bits where a kernel has them; everything else is
-    computed in the dtype in which it is stored), "fp32" or "bf16".
+    computed in the dtype in which it is stored), "fp32", "bf16", or "int4" (the layers' linears
+    are rounded to 4 bits, except for those that are stored in 4 bits; the rest as stored).
     """
 
     def __init__(self, source: WeightSource, dtype: str, device: torch.device) -> None:
         self._source = source
         self._dtype = DTYPES.get(dtype)
+        self._rounds = dtype == ROUNDED
         self._device = device
 
     def tensor(self, name: str) -> torch.Tensor:
@@ -79,7 +88,10 @@ class WeightReader:
         packed = self._int4(names, order)
         if packed is not None:
             return Int4Linear(packed, bias)
-        weight = torch.cat([self.tensor(name) for name in names])
+        parts = [self.tensor(name) for name in names]
+        if len({part.dtype for part in parts}) > 1:  # else they would meet in fp32
+            parts = [part.bfloat16() for part in parts]
+        weight = torch.cat(parts)
         return DenseLinear(weight if order is None else weight[order], bias)
 
     def layer(self, config: DecoderConfig, index: int) -> DecoderLayer:
@@ -115,13 +127,49 @@ class WeightReader:
     def _int4(self, names: tuple[str, ...], order: torch.Tensor | None) -> Int4Weight | None:
         if self._dtype is not None or self._device.type != "cpu":
             return None
-        parts = [weight for name in names if (weight := self._source.int4(name)) is not None]
-        if len(parts) < len(names):
+        parts = [part for name in names if (part := self._int4_part(name)) is not None]
+        if len(parts) < len(names) or not all(map(parts[0].stacks_with, parts)):
             return None
         stacked = Int4Weight.stacked(parts)
         if not Int4Linear.takes(stacked):
             return None
         return stacked if order is None else stacked.rows(order)
+
+    def _int4_part(self, name: str) -> Int4Weight | None:
+        if not self._rounds or not _is_rounded(self._source, name):
+            return self._source.int4(name)
+        return round_to_int4(self._source.dense(name))
+
+
+def planned_bytes(
+    source: WeightSource, config: DecoderConfig, dtype: str, device: torch.device
+) -> int:
+    """Return the fast memory that a `WeightReader`'s layers will take, without reading them."""
+    total = source.memory_bytes(DTYPES.get(dtype))
+    if dtype == ROUNDED:
+        return total - _saved_by_rounding(source, config)
+    if dtype not in DTYPES and device.type != "cpu":  # 4 bits become bf16 there
+        return max(total, source.memory_bytes(torch.bfloat16))
+    return total
+
+
+def _saved_by_rounding(source: WeightSource, config: DecoderConfig) -> int:
+    saved = 0
+    for index in range(config.layers):
+        for part in layer_shapes(config):
+            name = f"layers.{index}.{part}"
+            if source.has(name) and _is_rounded(source, name):
+                stored_bits = 8 * source.stored_dtype(name).itemsize
+                saved += math.prod(source.shape(name)) * (stored_bits - ROUNDED_BITS) // 8
+    return saved
+
+
+def _is_rounded(source: WeightSource, name: str) -> bool:
+    """Whether `dtype: int4` rounds a tensor: a layer's matrix that is not in 4 bits already."""
+    if not name.startswith("layers.") or source.is_int4(name):
+        return False
+    shape = source.shape(name)
+    return len(shape) == 2 and shape[0] % 16 == 0 and shape[1] % GROUP_SIZE == 0
 
 
 def layer_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
