@@ -19,7 +19,7 @@ DEFAULT = "default"
 """The path that stands for the model that the project brings along."""
 
 STRATEGY_NAMES = ("general_static",)
-DTYPES = ("stored", "fp32", "bf16")
+DTYPES = ("stored", "fp32", "bf16", "int4")
 DRAFT_SHAPES = ("chain",)
 _DRAFT_PATH = re.compile(r"drafts\.[^.]+\.path")
 DRAFT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
@@ -88,7 +88,8 @@ PARAMETERS: tuple[Parameter, ...] = (
     Parameter(
         "dtype",
         "stored",
-        "Weights of the target: as stored (4 bits stay 4 bits), or computed in fp32 or bf16.",
+        "Weights of the target: as stored (4 bits stay 4 bits), computed in fp32 or bf16, or the "
+        "layers rounded to int4 when loaded, where they are not in 4 bits already (CPU only).",
         choices=DTYPES,
     ),
     Parameter(
