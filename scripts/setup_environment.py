@@ -365,6 +365,20 @@ def build_packages(ros: str) -> None:
     mark_done("build", key)
 
 
+def build_native_step() -> None:
+    """Compile the native decoder step; without it torch computes, so that failing is no error."""
+    folder = ROOT / "src" / "memspec_core" / "models" / "native"
+    key = digest(*sorted(folder.glob("*.cpp")), folder / "library.py", installed_torch())
+    if is_done("native", key):
+        return
+    say("Compiling the native decoder step (about a minute)")
+    try:
+        run([str(VENV_PYTHON), "-m", "memspec_core.models.native"])
+    except SetupError as error:
+        say(f"Going on without the native step: {str(error).splitlines()[-2]}")
+    mark_done("native", key)
+
+
 def main() -> int:
     """Run the steps; return the exit code."""
     parser = argparse.ArgumentParser(description="Prepare .venv/ and install/ in this clone.")
@@ -385,6 +399,7 @@ def main() -> int:
         install_torch()
         install_requirements(options.dev)
         install_project()
+        build_native_step()
         build_packages(ros)
     except SetupError as error:
         print(f"[setup] {error}", file=sys.stderr)

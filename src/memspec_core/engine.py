@@ -133,7 +133,6 @@ def _load_first_drafts(
 def _warm_up(target: Target, draft_length: int) -> None:
     """Run the shapes of decoding once, so that the first goal does not pay for it."""
     for rows in (1, draft_length + 1):
-        fed = torch.zeros(rows, dtype=torch.int64, device=target.decoder.device)
         target.cache.truncate(0)
-        target.decoder.logits(target.decoder.forward(fed, target.cache))
+        target.decoder.logits(target.decoder.forward([0] * rows, target.cache))
     target.cache.truncate(0)

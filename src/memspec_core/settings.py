@@ -19,7 +19,7 @@ DEFAULT = "default"
 """The path that stands for the model that the project brings along."""
 
 STRATEGY_NAMES = ("general_static",)
-DTYPES = ("stored", "fp32", "bf16", "int4")
+DTYPES = ("stored", "fp32", "bf16", "int4", "int8")
 DRAFT_SHAPES = ("chain",)
 _DRAFT_PATH = re.compile(r"drafts\.[^.]+\.path")
 DRAFT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")

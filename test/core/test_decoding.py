@@ -37,6 +37,7 @@ from memspec_core.models.draft import plan_draft
 from memspec_core.models.kv_cache import KeyValueCache
 from memspec_core.models.linear import DenseLinear
 from memspec_core.models.target import Target
+from memspec_core.models.torch_decoder import TorchDecoder
 from memspec_core.request import FinishReason
 from memspec_core.speculation import decoding as decoding_module
 from memspec_core.speculation.chain import IndependentDraft
@@ -75,9 +76,9 @@ def assert_rows_are_of(context: list[int], decoder: Decoder, cache: KeyValueCach
     assert cache.length <= max(0, len(context) - 1)
     if cache.length:
         fresh = KeyValueCache(decoder.config, cache.length, torch.float32, CPU)
-        decoder.forward(torch.tensor(context[: cache.length]), fresh)
+        decoder.forward(context[: cache.length], fresh)
         held = cache.rows[:, :, : cache.length]
-        torch.testing.assert_close(held, fresh.rows, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(held, fresh.rows[:, :, : cache.length], atol=1e-4, rtol=1e-4)
 
 
 def assert_events_agree(events: list[Iteration]) -> None:
@@ -337,12 +338,12 @@ def partial(drafts: Drafts, target: Target) -> IndependentDraft:
     """A draft whose head covers some tokens only, as those that memspec distill makes."""
     near = drafts.decoders["near"]
     ids = torch.tensor([1, 3, 4, 6])
-    decoder = Decoder(
+    decoder = TorchDecoder(
         near.config,
         near.embedding,
         near.layers,
         near.norm,
-        DenseLinear(near.embedding[ids]),
+        DenseLinear(near.embedding.rows(ids)),
         head_token_ids=ids,
     )
     cache = KeyValueCache(near.config, 32, torch.float32, CPU)

@@ -17,8 +17,7 @@ from core.conftest import Checkpoints
 from core.tiny import CPU, load_target, logits_of, make_model
 from memspec_core.errors import CheckpointError, SettingsError
 from memspec_core.models.checkpoint import open_checkpoint
-from memspec_core.models.int4_rounding import round_to_int4
-from memspec_core.models.linear import DenseLinear, Int4Linear
+from memspec_core.models.quantised import round_to_int4
 from memspec_core.models.target import plan_target
 from memspec_core.training.distil import target_model
 
@@ -194,8 +193,8 @@ def test_logits_are_those_of_the_dequantised_model(
         logits_of(load_target(folder, dtype="fp32"), TOKENS), expected, atol=2e-4, rtol=1e-4
     )
     stored = load_target(folder, dtype="stored")
-    assert all(isinstance(layer.down, Int4Linear) for layer in stored.decoder.layers)
-    assert all(isinstance(layer.qkv, Int4Linear) for layer in stored.decoder.layers)
+    assert all("int4" in layer.down.kernel for layer in stored.decoder.layers)
+    assert all("int4" in layer.qkv.kernel for layer in stored.decoder.layers)
     assert off(logits_of(stored, TOKENS), expected) < 0.02
 
 
@@ -221,9 +220,9 @@ def test_layers_of_different_orders_are_stacked_dense(folder: Path, model: PreTr
     meant = write(folder, model, Packing(act_order=True, orders="by layer"))
     target = load_target(folder, dtype="stored")
     layer = target.decoder.layers[0]
-    assert isinstance(layer.qkv, DenseLinear)
-    assert layer.qkv.weight.dtype is torch.bfloat16
-    assert isinstance(layer.down, Int4Linear)
+    assert "int4" not in layer.qkv.kernel
+    assert "bf" in layer.qkv.kernel
+    assert "int4" in layer.down.kernel
     assert off(logits_of(target, TOKENS), reference(meant)) < 0.02
     asked = load_target(folder, dtype="int4")
     assert torch.equal(
@@ -238,7 +237,7 @@ def test_groups_that_no_kernel_has_are_computed_dense(
     meant = write(folder, model, Packing(group_size=size, symmetric=False))
     plan = plan_target(str(folder), dtype="stored", device=CPU, context_tokens=64)
     target = plan.load()
-    assert isinstance(target.decoder.layers[0].down, DenseLinear)
+    assert "int4" not in target.decoder.layers[0].down.kernel
     assert off(logits_of(target, TOKENS), reference(meant)) < 0.02
     assert target.decoder.weight_bytes == pytest.approx(plan.weight_bytes, rel=0.02)
 
@@ -248,7 +247,7 @@ def test_groups_that_no_kernel_has_are_computed_dense(
 def test_planned_bytes(dtype: str, packing: Packing, folder: Path, model: PreTrainedModel) -> None:
     write(folder, model, packing)
     plan = plan_target(str(folder), dtype=dtype, device=CPU, context_tokens=64)
-    assert plan.load().decoder.weight_bytes == pytest.approx(plan.weight_bytes, rel=0.03)
+    assert plan.load().decoder.weight_bytes == pytest.approx(plan.weight_bytes, rel=0.05)
 
 
 def test_on_other_devices_4_bits_are_planned_as_bf16(folder: Path, model: PreTrainedModel) -> None:
@@ -280,9 +279,9 @@ def test_layers_that_were_left_out_are_dense(folder: Path, model: PreTrainedMode
     )
     target = load_target(folder, dtype="stored")
     gate_up = target.decoder.layers[1].gate_up
-    assert isinstance(gate_up, DenseLinear)
-    assert gate_up.weight.dtype is torch.bfloat16
-    assert isinstance(target.decoder.layers[0].gate_up, Int4Linear)
+    assert "int4" not in gate_up.kernel
+    assert "bf" in gate_up.kernel
+    assert "int4" in target.decoder.layers[0].gate_up.kernel
     name = UP.removeprefix("model.") + ".weight"
     assert torch.equal(target.checkpoint.weights.dense(name), weight)
     assert target.checkpoint.quantisation == "gptq int4 group 32 x13"
@@ -454,8 +453,8 @@ def test_int4_rounds_the_layers_of_a_dense_checkpoint(folder: Path) -> None:
     plan = plan_target(str(folder), dtype="int4", device=CPU, context_tokens=64)
     target = plan.load()
     assert target.decoder.weight_bytes == pytest.approx(plan.weight_bytes, rel=0.02)
-    assert target.decoder.kernel == Int4Linear.kernel
-    assert target.decoder.embedding.dtype is torch.float32
+    assert "int4" in target.decoder.kernel
+    assert target.decoder.head.kernel == "torch float32"
     rounded = make_model(seed=11, initializer_range=0.1, **SIZES)
     with torch.no_grad():
         for name, parameter in rounded.named_parameters():
@@ -464,11 +463,21 @@ def test_int4_rounds_the_layers_of_a_dense_checkpoint(folder: Path) -> None:
     assert off(logits_of(target, TOKENS), reference(rounded)) < 0.02
 
 
+def test_int8_rounds_the_layers_of_a_dense_checkpoint(checkpoints: Checkpoints) -> None:
+    model = make_model(seed=11, initializer_range=0.1, **SIZES).bfloat16()
+    folder = checkpoints.save("int8", model)
+    plan = plan_target(str(folder), dtype="int8", device=CPU, context_tokens=64)
+    target = plan.load()
+    assert "int8" in target.decoder.kernel
+    assert target.decoder.weight_bytes == pytest.approx(plan.weight_bytes, rel=0.02)
+    assert off(logits_of(target, TOKENS), reference(model.float())) < 0.04
+
+
 def test_int4_leaves_an_untied_head_as_stored(checkpoints: Checkpoints) -> None:
     model = make_model(seed=13, tie_word_embeddings=False, **SIZES).bfloat16()
     head = load_target(checkpoints.save("untied", model), dtype="int4").decoder.head
-    assert isinstance(head, DenseLinear)
-    assert head.weight.dtype is torch.bfloat16
+    assert "int4" not in head.kernel
+    assert "bf" in head.kernel
 
 
 def test_int4_keeps_what_is_in_4_bits_already(folder: Path, model: PreTrainedModel) -> None:
@@ -482,8 +491,8 @@ def test_int4_leaves_layers_of_odd_sizes_dense(checkpoints: Checkpoints) -> None
     folder = checkpoints.save("odd", make_model(seed=14, **sizes).bfloat16())
     plan = plan_target(str(folder), dtype="int4", device=CPU, context_tokens=64)
     target = plan.load()
-    assert isinstance(target.decoder.layers[0].gate_up, DenseLinear)
-    assert isinstance(target.decoder.layers[0].qkv, Int4Linear)
+    assert "int4" not in target.decoder.layers[0].gate_up.kernel
+    assert "int4" in target.decoder.layers[0].qkv.kernel
     assert target.decoder.weight_bytes == pytest.approx(plan.weight_bytes, rel=0.02)
 
 

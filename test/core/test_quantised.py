@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from memspec_core.models.gguf_file import GgufFile
-from memspec_core.models.int4_rounding import GROUP_SIZE, round_to_int4
-from memspec_core.models.linear import DenseLinear, Int4Linear, Int4Weight
+from memspec_core.models.linear import DenseLinear, Int4Linear
+from memspec_core.models.quantised import GROUP_SIZE, Int4Weight, round_to_int4
 from memspec_core.models.safetensors_files import SafetensorsFiles, pack_codes
 
 NAME, GGUF_NAME = "layers.0.mlp.up_proj.weight", "blk.0.ffn_up.weight"

@@ -5,7 +5,7 @@ import shutil
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from memspec_core.models.decoder import Decoder
 from memspec_core.models.draft import WEIGHTS
 from memspec_core.models.kv_cache import KeyValueCache
 from memspec_core.models.target import TargetPlan
+from memspec_core.models.torch_decoder import TorchDecoder
 from memspec_core.models.weights import WeightReader
 from memspec_core.request import FinishReason, GenerationRequest, GenerationResult
 from memspec_core.residency.cache import DraftCache
@@ -46,16 +47,18 @@ class Gate:
         self._released = threading.Event()
         self._faults: list[BaseException | None] = []
         self.reached = threading.Event()
-        forward = Decoder.forward
+        forward = TorchDecoder.forward
 
-        def guarded(decoder: Decoder, ids: torch.Tensor, cache: KeyValueCache) -> torch.Tensor:
+        def guarded(
+            decoder: TorchDecoder, ids: Sequence[int], cache: KeyValueCache
+        ) -> torch.Tensor:
             self._pass()
             fault = self._faults.pop(0) if self._faults else None
             if fault is not None:
                 raise fault
             return forward(decoder, ids, cache)
 
-        monkeypatch.setattr(Decoder, "forward", guarded)
+        monkeypatch.setattr(TorchDecoder, "forward", guarded)
 
     def _pass(self) -> None:
         if self._passes == 0:

@@ -95,7 +95,7 @@ def load_draft(name: str, folder: Path, target: Target) -> IndependentDraft:
 
 def logits_of(target: Target, token_ids: Sequence[int]) -> torch.Tensor:
     """Return the logits [n, vocabulary] for tokens that are fed after what the cache holds."""
-    hidden = target.decoder.forward(torch.tensor(list(token_ids)), target.cache)
+    hidden = target.decoder.forward(list(token_ids), target.cache)
     return target.decoder.logits(hidden)
 
 

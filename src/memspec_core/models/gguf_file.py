@@ -15,8 +15,8 @@ from memspec_core.models.configuration import (
     DecoderConfig,
     default_inverse_frequencies,
 )
-from memspec_core.models.linear import Int4Weight
-from memspec_core.models.weights import EMBEDDING, HEAD
+from memspec_core.models.quantised import Int4Weight, Int8Weight
+from memspec_core.models.sources import EMBEDDING, HEAD
 
 _PARTS = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}
 _LAYER_PARTS = {
@@ -127,6 +127,17 @@ class GgufFile:
         if tensor.tensor_type == GGMLQuantizationType.Q4_0:
             return _blocks(tensor.data, header_bytes=2)
         return None
+
+    def int8(self, name: str) -> Int8Weight | None:
+        """Return a tensor of Q8_0 blocks as it is, or None."""
+        tensor = self._tensor(_gguf_name(name))
+        if tensor.tensor_type != GGMLQuantizationType.Q8_0:
+            return None
+        rows = tensor.data.shape[0]
+        blocks = np.array(tensor.data).reshape(rows, -1, 2 + _BLOCK)
+        scale = blocks[..., :2].copy().view(np.float16).astype(np.float32)[..., 0]
+        codes = blocks[..., 2:].copy().view(np.int8).reshape(rows, -1)
+        return Int8Weight(torch.from_numpy(codes), torch.from_numpy(np.ascontiguousarray(scale)))
 
     def memory_bytes(self, dtype: torch.dtype | None) -> int:
         """Return the fast memory of all tensors in `dtype`, or as stored, without reading them."""

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from memspec_core.errors import CheckpointError
-from memspec_core.models.linear import Int4Linear, Int4Weight
+from memspec_core.models.linear import Int4Linear
+from memspec_core.models.quantised import Int4Weight
 from memspec_core.models.safetensors_files import SafetensorsFiles, unpack_codes
 
 QUANTIZE_CONFIG = "quantize_config.json"
@@ -164,6 +165,10 @@ class GptqFiles:
             (-zero * scale).contiguous(),
             order,
         )
+
+    def int8(self, name: str) -> None:
+        """Return None: nothing lies here in 8-bit groups."""
+        return
 
     def memory_bytes(self, dtype: torch.dtype | None) -> int:
         """Return the fast memory of all tensors in `dtype`, or as stored, without reading them."""

@@ -1,10 +1,11 @@
-"""Linear layers over dense weights and over 4-bit blocks."""
+"""Linear layers of torch: over dense weights and over groups of 4 and 8 bits."""
 
-from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
+
+from memspec_core.models.quantised import Int4Weight, Int8Weight
 
 
 class Linear(Protocol):
@@ -19,6 +20,15 @@ class Linear(Protocol):
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Apply the layer to n rows."""
+        ...
+
+
+@runtime_checkable
+class Table(Linear, Protocol):
+    """A linear layer that also gives its weight's rows: an embedding, or a head to cut from."""
+
+    def rows(self, indices: torch.Tensor) -> torch.Tensor:
+        """Return rows [n, in] of the weight, in a floating dtype, for indices [n] (int64)."""
         ...
 
 
@@ -39,59 +49,9 @@ class DenseLinear:
         """Apply the layer to n rows."""
         return F.linear(x.to(self.weight.dtype), self.weight, self.bias)
 
-
-@dataclass(frozen=True)
-class Int4Weight:
-    """A weight in 4-bit groups along its rows: w = code · scale + minimum.
-
-    `codes` [out, in] are 0 .. 15 in uint8; `scale` and `minimum` [out, in / group] in fp32.
-    GGUF Q4_0 and Q4_1 blocks are of this form with groups of 32, GPTQ weights with their own
-    groups. `input_order` [in] (int64): column j of `codes` belongs to input `input_order[j]`;
-    None where the columns lie in the order of the inputs.
-    """
-
-    codes: torch.Tensor
-    scale: torch.Tensor
-    minimum: torch.Tensor
-    input_order: torch.Tensor | None = None
-
-    @property
-    def group_size(self) -> int:
-        """Weights that share one scale."""
-        return self.codes.shape[1] // self.scale.shape[1]
-
-    def dequantised(self) -> torch.Tensor:
-        """Return the weight [out, in] in fp32, its columns in the order of the inputs."""
-        rows, columns = self.codes.shape
-        grouped = self.codes.view(rows, -1, self.group_size).float()
-        weight = (grouped * self.scale[..., None] + self.minimum[..., None]).view(rows, columns)
-        if self.input_order is None:
-            return weight
-        return torch.empty_like(weight).index_copy_(1, self.input_order, weight)
-
-    def rows(self, order: torch.Tensor) -> "Int4Weight":
-        """Return the weight with its rows in another order."""
-        return Int4Weight(
-            self.codes[order], self.scale[order], self.minimum[order], self.input_order
-        )
-
-    def stacks_with(self, other: "Int4Weight") -> bool:
-        """Whether the two have the same groups over the same order of inputs."""
-        if self.codes.shape[1] != other.codes.shape[1] or self.group_size != other.group_size:
-            return False
-        if self.input_order is None or other.input_order is None:
-            return self.input_order is other.input_order
-        return torch.equal(self.input_order, other.input_order)
-
-    @staticmethod
-    def stacked(weights: list["Int4Weight"]) -> "Int4Weight":
-        """Stack weights along their output rows; each must stack with the first."""
-        return Int4Weight(
-            torch.cat([weight.codes for weight in weights]),
-            torch.cat([weight.scale for weight in weights]),
-            torch.cat([weight.minimum for weight in weights]),
-            weights[0].input_order,
-        )
+    def rows(self, indices: torch.Tensor) -> torch.Tensor:
+        """Return rows [n, in] of the weight."""
+        return self.weight[indices]
 
 
 class Int4Linear:
@@ -138,4 +98,31 @@ class Int4Linear:
         y: torch.Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
             x, self._packed, self._group_size, self._scale_and_zero
         )
+        return y if self._bias is None else y + self._bias
+
+
+class Int8Linear:
+    """A linear layer on torch's 8-bit kernel for CPUs, one scale a row; it computes in bf16."""
+
+    kernel = "torch int8 (CPU)"
+
+    def __init__(self, weight: Int8Weight, bias: torch.Tensor | None = None) -> None:
+        self._codes = weight.codes.contiguous()
+        self._scale = weight.scale[:, 0].bfloat16()
+        self._bias = None if bias is None else bias.bfloat16()
+
+    @staticmethod
+    def takes(weight: Int8Weight) -> bool:
+        """Whether the kernel has this group size and shape."""
+        out_features, in_features = weight.codes.shape
+        return weight.group_size == in_features and out_features % 16 == 0 == in_features % 16
+
+    @property
+    def weight_bytes(self) -> int:
+        """Fast memory that the weights take."""
+        return self._codes.nbytes + self._scale.nbytes
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Apply the layer to n rows."""
+        y: torch.Tensor = torch.ops.aten._weight_int8pack_mm(x.bfloat16(), self._codes, self._scale)
         return y if self._bias is None else y + self._bias

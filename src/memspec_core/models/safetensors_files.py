@@ -8,7 +8,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from memspec_core.errors import CheckpointError
-from memspec_core.models.linear import Int4Weight
+from memspec_core.models.quantised import Int4Weight
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -106,6 +106,10 @@ class SafetensorsFiles:
         except (SafetensorError, OSError, ValueError) as error:
             raise CheckpointError(f"{file}: tensor {name} cannot be read: {error}.") from error
         return tensor
+
+    def int8(self, name: str) -> None:
+        """Return None: nothing lies here in 8-bit groups."""
+        return
 
     def memory_bytes(self, dtype: torch.dtype | None) -> int:
         """Return the fast memory of all tensors in `dtype`, or as stored, without reading them."""

@@ -61,8 +61,7 @@ class IndependentDraft:
         return logits
 
     def _next_logits(self, token_ids: list[int]) -> torch.Tensor:
-        fed = torch.tensor(token_ids, device=self._decoder.device)
-        hidden = self._decoder.forward(fed, self._cache)
+        hidden = self._decoder.forward(token_ids, self._cache)
         logits = self._decoder.logits(hidden[-1:])[0]
         return (
             logits

@@ -160,9 +160,7 @@ class Decoding:
             draft.rollback(known)
 
     def _feed(self, token_ids: Sequence[int]) -> torch.Tensor:
-        device = self._target.decoder.device
-        fed = torch.tensor(token_ids, device=device)
-        return self._target.decoder.forward(fed, self._target.cache)
+        return self._target.decoder.forward(token_ids, self._target.cache)
 
     def _event(
         self,

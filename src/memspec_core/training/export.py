@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import save_file
 
 from memspec_core.models.draft import HEAD_TOKENS, INDEPENDENT, MANIFEST, WEIGHTS, Manifest
-from memspec_core.models.int4_rounding import round_to_int4
+from memspec_core.models.quantised import round_to_int4
 from memspec_core.models.safetensors_files import pack_codes
-from memspec_core.models.weights import FINAL_NORM
+from memspec_core.models.sources import FINAL_NORM
 from memspec_core.training.truncated import TruncatedDraft
 
 CARD = "README.md"

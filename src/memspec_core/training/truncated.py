@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 from transformers import AutoModel, PreTrainedModel
 
-from memspec_core.models.int4_rounding import round_to_int4
+from memspec_core.models.quantised import round_to_int4
 
 
 class RoundedToInt4(nn.Module):

@@ -1,0 +1,96 @@
+"""Which implementation computes a model: torch, or the native step where it can."""
+
+from typing import Protocol
+
+import torch
+
+from memspec_core.models.configuration import DecoderConfig
+from memspec_core.models.decoder import Decoder, DecoderLayer
+from memspec_core.models.linear import DenseLinear, Int4Linear, Int8Linear, Linear, Table
+from memspec_core.models.native.backend import NativeBackend
+from memspec_core.models.native.library import library
+from memspec_core.models.quantised import Int4Weight, Int8Weight, Weight
+from memspec_core.models.sources import DTYPES, EMBEDDING, HEAD, WeightSource, matrix_names
+from memspec_core.models.torch_decoder import TorchDecoder
+
+
+class Backend(Protocol):
+    """Makes the parts of a decoder from weights; `name` is for people."""
+
+    name: str
+
+    def takes(self, weight: Int4Weight | Int8Weight) -> bool:
+        """Whether there is a kernel for a weight in groups; it is dequantised otherwise."""
+        ...
+
+    def linear(self, weight: Weight, bias: torch.Tensor | None = None) -> Linear:
+        """Make a layer over a weight that it takes, or over a dense one."""
+        ...
+
+    def table(self, weight: Int8Weight | torch.Tensor) -> Table:
+        """Make an embedding."""
+        ...
+
+    def decoder(
+        self,
+        config: DecoderConfig,
+        embedding: Table,
+        layers: list[DecoderLayer],
+        norm: torch.Tensor,
+        head: Linear,
+        head_token_ids: torch.Tensor | None = None,
+    ) -> Decoder:
+        """Put a decoder together from parts that this backend made."""
+        ...
+
+    def cache_dtype(self, device: torch.device) -> torch.dtype:
+        """Return the dtype of KV caches."""
+        ...
+
+
+class TorchBackend:
+    """Torch's own operations: every dtype, every device."""
+
+    name = "torch"
+    decoder = TorchDecoder
+
+    def takes(self, weight: Int4Weight | Int8Weight) -> bool:
+        """Whether there is a kernel for a weight in groups: on CPUs there are two."""
+        if weight.codes.device.type != "cpu":
+            return False
+        kind = Int4Linear if isinstance(weight, Int4Weight) else Int8Linear
+        return kind.takes(weight)  # type: ignore[arg-type]
+
+    def linear(self, weight: Weight, bias: torch.Tensor | None = None) -> Linear:
+        """Make a layer over a weight."""
+        if isinstance(weight, Int4Weight):
+            return Int4Linear(weight, bias)
+        if isinstance(weight, Int8Weight):
+            return Int8Linear(weight, bias)
+        return DenseLinear(weight, bias)
+
+    def table(self, weight: Int8Weight | torch.Tensor) -> Table:
+        """Make an embedding."""
+        return DenseLinear(_dense(weight))
+
+    def cache_dtype(self, device: torch.device) -> torch.dtype:
+        """Return fp32 on CPUs, where attention is fastest in it, else fp16."""
+        return torch.float32 if device.type == "cpu" else torch.float16
+
+
+def _dense(weight: Int8Weight | torch.Tensor) -> torch.Tensor:
+    return weight.dequantised().bfloat16() if isinstance(weight, Int8Weight) else weight
+
+
+def choose_backend(
+    source: WeightSource, config: DecoderConfig, dtype: str, device: torch.device
+) -> Backend:
+    """Return the native backend where it computes all of a model in its dtype, else torch's."""
+    loaded = library() if device.type == "cpu" else None
+    if loaded is None or not NativeBackend.has_sizes(config):
+        return TorchBackend()
+    dense = [name for name in (EMBEDDING, HEAD) if source.has(name)]
+    if dtype == "stored":
+        dense += [name for name in matrix_names(config) if not source.is_int4(name)]
+    dtypes = {DTYPES[dtype]} if dtype in DTYPES else set(map(source.stored_dtype, dense))
+    return NativeBackend(loaded) if dtypes <= NativeBackend.DTYPES else TorchBackend()

@@ -1,0 +1,161 @@
+"""The native step as a backend: layers and decoders in C++."""
+
+from collections.abc import Sequence
+from types import ModuleType
+
+import torch
+
+from memspec_core.models.configuration import DecoderConfig
+from memspec_core.models.decoder import Decoder, DecoderLayer
+from memspec_core.models.kv_cache import KeyValueCache
+from memspec_core.models.linear import Linear, Table
+from memspec_core.models.native.packing import BLOCK, TILE, fits, pack
+from memspec_core.models.quantised import Int4Weight, Int8Weight, Weight
+
+MOST_HEAD_SIZE = 256
+
+
+class NativeLinear:
+    """A linear layer [out, in] of 4 or 8 bits, bf16 or fp16.
+
+    Rows go through it in bf16; sums are in fp32.
+    """
+
+    def __init__(self, library: ModuleType, weight: Weight, bias: torch.Tensor | None) -> None:
+        format_name, packed = pack(weight)
+        outputs, inputs = weight.shape if isinstance(weight, torch.Tensor) else weight.codes.shape
+        order = weight.input_order if isinstance(weight, Int4Weight) else None
+        self.kernel = f"native {format_name} (AVX-512 BF16)"
+        self.weight_bytes = packed.nbytes + (0 if order is None else 4 * order.numel())
+        self.handle = library.Linear(
+            packed,
+            format_name,
+            outputs,
+            inputs,
+            BLOCK if isinstance(weight, torch.Tensor) else weight.group_size,
+            None if bias is None else bias.float().contiguous(),
+            None if order is None else order.to(torch.int32).contiguous(),
+        )
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Apply the layer to n rows; the result is in fp32."""
+        result: torch.Tensor = self.handle.apply(x.float().contiguous(), torch.get_num_threads())
+        return result
+
+    def rows(self, indices: torch.Tensor) -> torch.Tensor:
+        """Return rows [n, in] of the weight in fp32; not of one that reorders its inputs."""
+        result: torch.Tensor = self.handle.rows(indices.tolist())
+        return result
+
+
+class NativeDecoder(Decoder):
+    """A decoder that is one call into C++ a pass.
+
+    A row's result does not depend on how many rows a pass has, nor on the number of threads.
+    """
+
+    def __init__(
+        self,
+        library: ModuleType,
+        config: DecoderConfig,
+        embedding: Table,
+        layers: list[DecoderLayer],
+        norm: torch.Tensor,
+        head: Linear,
+        head_token_ids: torch.Tensor | None = None,
+    ) -> None:
+        super().__init__(config, embedding, layers, norm, head, head_token_ids)
+        self._step = library.Step(
+            library.Sizes(
+                config.hidden_size,
+                config.intermediate_size,
+                config.heads,
+                config.kv_heads,
+                config.head_size,
+                config.norm_epsilon,
+                config.rotary_scale,
+            ),
+            [
+                library.Layer(
+                    layer.input_norm,
+                    _handle(layer.qkv),
+                    _handle(layer.output),
+                    layer.post_norm,
+                    _handle(layer.gate_up),
+                    _handle(layer.down),
+                )
+                for layer in layers
+            ],
+            _handle(embedding),
+            norm,
+            _handle(head),
+            list(config.inverse_frequencies),
+        )
+
+    def forward(self, token_ids: Sequence[int], cache: KeyValueCache) -> torch.Tensor:
+        """Feed n tokens; see `Decoder.forward`."""
+        hidden: torch.Tensor = self._step.forward(
+            token_ids, cache.rows, cache.length, [], torch.get_num_threads()
+        )
+        cache.length += len(token_ids)
+        return hidden
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return logits; see `Decoder.logits`."""
+        result: torch.Tensor = self._step.logits(hidden.contiguous(), torch.get_num_threads())
+        return result
+
+
+class NativeBackend:
+    """Makes native layers and decoders."""
+
+    name = "native"
+    DTYPES = frozenset((torch.bfloat16, torch.float16))
+    """Of dense weights."""
+
+    def __init__(self, library: ModuleType) -> None:
+        self._library = library
+
+    @staticmethod
+    def has_sizes(config: DecoderConfig) -> bool:
+        """Whether a decoder of these sizes can be computed."""
+        tiled = (config.vocabulary_size, config.head_size)
+        blocked = (config.hidden_size, config.intermediate_size, config.heads * config.head_size)
+        return (
+            all(size % TILE == 0 for size in tiled)
+            and all(size % BLOCK == 0 for size in blocked)
+            and config.head_size <= MOST_HEAD_SIZE
+        )
+
+    def takes(self, weight: Int4Weight | Int8Weight) -> bool:
+        """Whether there is a kernel for a weight in groups: for multiples of 32 there is."""
+        return fits(weight)
+
+    def linear(self, weight: Weight, bias: torch.Tensor | None = None) -> NativeLinear:
+        """Make a layer over a weight that it takes, or over a dense one in one of `DTYPES`."""
+        return NativeLinear(self._library, weight, bias)
+
+    def table(self, weight: Int8Weight | torch.Tensor) -> NativeLinear:
+        """Make an embedding."""
+        return self.linear(weight)
+
+    def decoder(
+        self,
+        config: DecoderConfig,
+        embedding: Table,
+        layers: list[DecoderLayer],
+        norm: torch.Tensor,
+        head: Linear,
+        head_token_ids: torch.Tensor | None = None,
+    ) -> NativeDecoder:
+        """Put a decoder together from native parts."""
+        return NativeDecoder(self._library, config, embedding, layers, norm, head, head_token_ids)
+
+    def cache_dtype(self, device: torch.device) -> torch.dtype:
+        """Return fp16."""
+        return torch.float16
+
+
+def _handle(linear: Linear) -> object:
+    assert isinstance(linear, NativeLinear)
+    return linear.handle

@@ -1,0 +1,67 @@
+"""Laying weights out as the native step reads them: tiles of 16 outputs, blocks of 32 inputs.
+
+The layout is described at the head of step.cpp. Everything here is lossless, except that scales
+and minima are rounded to fp16, which is how GGUF and GPTQ files store them.
+"""
+
+import torch
+
+from memspec_core.models.quantised import Int4Weight, Int8Weight, Weight
+
+TILE = 16
+BLOCK = 32
+
+
+def fits(weight: Weight) -> bool:
+    """Whether a weight can be laid out."""
+    outputs, inputs = weight.shape if isinstance(weight, torch.Tensor) else weight.codes.shape
+    if outputs % TILE or inputs % BLOCK:
+        return False
+    if isinstance(weight, torch.Tensor):
+        return weight.dtype in (torch.bfloat16, torch.float16)
+    return weight.group_size % BLOCK == 0
+
+
+def pack(weight: Weight) -> tuple[str, torch.Tensor]:
+    """Return the name of a weight's format, and its bytes (uint8)."""
+    if isinstance(weight, Int4Weight):
+        header = torch.cat((_halves(weight.scale), _halves(weight.minimum)), dim=-1)
+        return "int4", _in_groups(header, _codes4(weight.codes))
+    if isinstance(weight, Int8Weight):
+        return "int8", _in_groups(_halves(weight.scale), _pairs(weight.codes).view(torch.uint8))
+    if weight.dtype is torch.float16:
+        return "fp16", _inputs(weight).view(torch.uint8).flatten()
+    return "bf16", _pairs(weight).view(torch.uint8).flatten()
+
+
+def _in_groups(headers: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
+    """Put each header [tiles, groups, bytes] before its blocks [tiles, blocks, bytes]."""
+    return torch.cat((headers, blocks.reshape(*headers.shape[:2], -1)), dim=-1).flatten()
+
+
+def _halves(values: torch.Tensor) -> torch.Tensor:
+    """Lay values [out, groups] out as [tiles, groups, bytes], those of 16 outputs in fp16."""
+    outputs, groups = values.shape
+    return values.half().view(outputs // TILE, TILE, groups).mT.contiguous().view(torch.uint8)
+
+
+def _pairs(values: torch.Tensor) -> torch.Tensor:
+    """Lay values [out, in] out as [tiles, blocks, values]: pairs of inputs, for 16 outputs each."""
+    outputs, inputs = values.shape
+    split = values.reshape(outputs // TILE, TILE, inputs // BLOCK, BLOCK // 2, 2)
+    return split.permute(0, 2, 3, 1, 4).flatten(2).contiguous()
+
+
+def _inputs(values: torch.Tensor) -> torch.Tensor:
+    """Lay values [out, in] out as [tiles, blocks, values]: input by input, for 16 outputs each."""
+    outputs, inputs = values.shape
+    split = values.reshape(outputs // TILE, TILE, inputs // BLOCK, BLOCK)
+    return split.permute(0, 2, 3, 1).flatten(2).contiguous()
+
+
+def _codes4(codes: torch.Tensor) -> torch.Tensor:
+    """Lay codes [out, in] out as [tiles, blocks, bytes]: two pairs of inputs in two bytes."""
+    outputs, inputs = codes.shape
+    split = codes.reshape(outputs // TILE, TILE, inputs // BLOCK, BLOCK // 4, 2, 2)
+    packed = split[..., 0, :] | (split[..., 1, :] << 4)
+    return packed.permute(0, 2, 3, 1, 4).flatten(2).contiguous()

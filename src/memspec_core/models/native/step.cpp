@@ -1,0 +1,892 @@
+// One pass of a few rows through a Llama or Qwen2 decoder, on CPUs with AVX-512 and its BF16 part.
+//
+// The arithmetic of a row never depends on how many rows a pass has or on the number of threads:
+// every sum has a fixed order. So plain decoding (one row) and verification (several) agree bit
+// for bit.
+//
+// Weights lie in tiles of 16 outputs. A tile is a sequence of groups, read once from its first byte
+// to its last; a group has a header and then blocks of 32 inputs:
+//   int4  16 scales and 16 minima (fp16); blocks of 256 bytes, in which byte 2i + e of the j-th 32
+//         holds inputs 4j + e (low half) and 4j + 2 + e (high half) of output i.
+//         w = code * scale + minimum
+//   int8  16 scales (fp16); blocks of 512 bytes: inputs 2j and 2j + 1 of the 16 outputs.
+//         w = code * scale
+//   bf16  no header; blocks of 1024 bytes in the order of int8
+//   fp16  no header; blocks of 1024 bytes, input by input
+// Activations go into the products in bf16; sums, norms, attention and the residual are in fp32.
+
+#include <immintrin.h>
+#include <omp.h>
+#include <torch/extension.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace {
+
+constexpr int64_t kTile = 16;        // outputs of a tile
+constexpr int64_t kBlock = 32;       // inputs of a block
+constexpr int64_t kChunk = 64;       // positions of the context that are attended to together
+constexpr int64_t kMaxRows = 64;     // rows of one pass; more are fed in several passes
+constexpr int64_t kMaxHeadSize = 256;
+
+// --- small vectors -------------------------------------------------------------------------------
+
+inline __m512 from_half(const void* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
+}
+
+inline void prefetch(const uint16_t* p, int64_t count) {
+  for (int64_t i = 0; i < count; i += 32) _mm_prefetch(p + i, _MM_HINT_T0);
+}
+
+inline void to_half(void* p, __m512 x) {
+  _mm256_storeu_si256(static_cast<__m256i*>(p), _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+}
+
+// e^x for x <= 0, to about one unit in the last place; 0 for -inf.
+inline __m512 exponential(__m512 x) {
+  const __m512 clamped = _mm512_max_ps(x, _mm512_set1_ps(-104.0f));
+  const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(clamped, _mm512_set1_ps(1.44269504f)), 0);
+  __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), clamped);
+  r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);
+  __m512 y = _mm512_set1_ps(1.9875691500e-4f);
+  for (const float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f,
+                        5.0000001201e-1f}) {
+    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(c));
+  }
+  y = _mm512_fmadd_ps(y, _mm512_mul_ps(r, r), _mm512_add_ps(r, _mm512_set1_ps(1.0f)));
+  return _mm512_scalef_ps(y, n);
+}
+
+inline __m512 silu(__m512 x) {
+  // Both e^-|x| / (1 + e^-|x|) and 1 / (1 + e^-|x|) stay finite.
+  const __m512 one = _mm512_set1_ps(1.0f);
+  const __m512 e = exponential(_mm512_sub_ps(_mm512_setzero_ps(), _mm512_abs_ps(x)));
+  const __mmask16 negative = _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ);
+  const __m512 top = _mm512_mask_blend_ps(negative, one, e);
+  return _mm512_mul_ps(x, _mm512_div_ps(top, _mm512_add_ps(one, e)));
+}
+
+// --- linear layers -------------------------------------------------------------------------------
+
+enum class Format { int4, int8, bf16, fp16 };
+
+Format parse_format(const std::string& name) {
+  if (name == "int4") return Format::int4;
+  if (name == "int8") return Format::int8;
+  if (name == "bf16") return Format::bf16;
+  TORCH_CHECK(name == "fp16", "unknown format ", name);
+  return Format::fp16;
+}
+
+int64_t block_bytes(Format format) {
+  return format == Format::int4 ? 256 : format == Format::int8 ? 512 : 1024;
+}
+
+int64_t header_bytes(Format format) {
+  return format == Format::int4 ? 64 : format == Format::int8 ? 32 : 0;
+}
+
+// Weights of y = x W^T + b, and the order in which the columns take the inputs.
+struct Linear {
+  Linear(torch::Tensor packed_, const std::string& format_, int64_t outputs_, int64_t inputs_,
+         int64_t group_size, torch::optional<torch::Tensor> bias_, torch::optional<torch::Tensor> input_order_)
+      : packed(packed_), bias(bias_), input_order(input_order_), format(parse_format(format_)),
+        outputs(outputs_), inputs(inputs_), group_blocks(group_size / kBlock) {
+    TORCH_CHECK(outputs % kTile == 0 && group_size > 0 && group_size % kBlock == 0 &&
+                inputs % group_size == 0, "sizes ", outputs, " x ", inputs);
+    TORCH_CHECK(packed.scalar_type() == torch::kUInt8 && packed.is_contiguous() &&
+                packed.numel() == outputs / kTile * tile_bytes(), "packed weights do not fit");
+    TORCH_CHECK(!bias || (bias->scalar_type() == torch::kFloat32 && bias->is_contiguous() &&
+                          bias->numel() == outputs), "the bias does not fit");
+    TORCH_CHECK(!input_order || (input_order->scalar_type() == torch::kInt32 &&
+                input_order->is_contiguous() && input_order->numel() == inputs),
+                "the order of the inputs does not fit");
+  }
+
+  int64_t tiles() const { return outputs / kTile; }
+  int64_t groups() const { return inputs / kBlock / group_blocks; }
+  int64_t tile_bytes() const {
+    return groups() * (header_bytes(format) + group_blocks * block_bytes(format));
+  }
+  const uint8_t* tile(int64_t index) const {
+    return packed.const_data_ptr<uint8_t>() + index * tile_bytes();
+  }
+
+  torch::Tensor packed;
+  torch::optional<torch::Tensor> bias, input_order;
+  Format format;
+  int64_t outputs, inputs, group_blocks;
+};
+
+// Memory that grows, is not cleared, and begins at a cache line.
+template <class T>
+class Buffer {
+ public:
+  T* reserve(int64_t count) {
+    if (count > count_) {
+      memory_.reset(static_cast<T*>(std::aligned_alloc(64, (count * sizeof(T) + 63) / 64 * 64)));
+      TORCH_CHECK(memory_, "out of memory");
+      count_ = count;
+    }
+    return memory_.get();
+  }
+  T* get() const { return memory_.get(); }
+
+ private:
+  struct Free {
+    void operator()(T* memory) const { std::free(memory); }
+  };
+  std::unique_ptr<T, Free> memory_;
+  int64_t count_ = 0;
+};
+
+// Rows in bf16 with the sums of their blocks of 32, as the kernels take them.
+//
+// Rows that a kernel takes together (at most kGroup) form a group of R rows, in which two
+// neighbouring inputs of row r, a pair, lie at [pair][r], and the sums at [block][r].
+class Activations {
+ public:
+  static constexpr int64_t kGroup = 8;
+
+  void resize(int64_t rows, int64_t size) {
+    rows_ = rows;
+    size_ = size;
+    pairs_.reserve(rows * size / 2);
+    sums_.reserve(rows * size / kBlock);
+    row_.reserve(size);
+    ordered_.reserve(size);
+  }
+
+  // A row to be filled, then set with its number.
+  float* row() { return row_.get(); }
+
+  void set(int64_t row, const Linear& linear) { set(row, row_.get(), linear); }
+
+  void set(int64_t row, const float* x, const Linear& linear) {
+    if (linear.input_order) {
+      const int32_t* order = linear.input_order->const_data_ptr<int32_t>();
+      for (int64_t i = 0; i < size_; ++i) ordered_.get()[i] = x[order[i]];
+      x = ordered_.get();
+    }
+    const int64_t first = row / kGroup * kGroup, count = std::min(kGroup, rows_ - first);
+    int32_t* pairs = pairs_.get() + first * size_ / 2 + row % kGroup;
+    float* sums = sums_.get() + first * size_ / kBlock + row % kGroup;
+    const __m512bh ones = (__m512bh)_mm512_set1_epi16(0x3F80);
+    alignas(64) int32_t sixteen[16];
+    for (int64_t b = 0; b < size_ / kBlock; ++b, x += kBlock) {
+      const __m512bh rounded = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(x + 16), _mm512_loadu_ps(x));
+      _mm512_store_si512(sixteen, (__m512i)rounded);
+      for (int64_t i = 0; i < 16; ++i) pairs[(b * 16 + i) * count] = sixteen[i];
+      sums[b * count] =
+          _mm512_reduce_add_ps(_mm512_dpbf16_ps(_mm512_setzero_ps(), rounded, ones));
+    }
+  }
+
+  // Of the group that begins with this row.
+  const int32_t* pairs(int64_t row) const { return pairs_.get() + row * size_ / 2; }
+  const float* sums(int64_t row) const { return sums_.get() + row * size_ / kBlock; }
+
+ private:
+  int64_t rows_ = 0, size_ = 0;
+  Buffer<int32_t> pairs_;
+  Buffer<float> sums_, row_, ordered_;
+};
+
+inline __m512bh everywhere(int32_t pair) { return (__m512bh)_mm512_set1_epi32(pair); }
+
+template <int R>
+inline void int4_tile(const uint8_t* p, const Linear& linear, const int32_t* x, const float* sums,
+                      __m512 (&y)[R]) {
+  // Entry i is i mod 16 in bf16: the permutation looks at five bits of an index, of which the
+  // fifth belongs to the other code of the byte.
+  const __m512i codes = _mm512_set_epi16(
+      0x4170, 0x4160, 0x4150, 0x4140, 0x4130, 0x4120, 0x4110, 0x4100, 0x40E0, 0x40C0, 0x40A0,
+      0x4080, 0x4040, 0x4000, 0x3F80, 0x0000, 0x4170, 0x4160, 0x4150, 0x4140, 0x4130, 0x4120,
+      0x4110, 0x4100, 0x40E0, 0x40C0, 0x40A0, 0x4080, 0x4040, 0x4000, 0x3F80, 0x0000);
+  for (int64_t g = linear.groups(); g > 0; --g) {
+    const __m512 scale = from_half(p), minimum = from_half(p + 32);
+    p += 64;
+    __m512 dot[R];
+    float sum[R];
+    for (int r = 0; r < R; ++r) {
+      dot[r] = _mm512_setzero_ps();
+      sum[r] = 0.0f;
+    }
+    for (int64_t b = 0; b < linear.group_blocks; ++b, p += 256, x += 16 * R, sums += R) {
+#pragma GCC unroll 8
+      for (int j = 0; j < 8; ++j) {
+        const __m512i bytes = _mm512_cvtepu8_epi16(
+            _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32 * j)));
+        const __m512bh low = (__m512bh)_mm512_permutexvar_epi16(bytes, codes);
+        const __m512bh high = (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(bytes, 4), codes);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+          dot[r] = _mm512_dpbf16_ps(dot[r], low, everywhere(x[2 * j * R + r]));
+          dot[r] = _mm512_dpbf16_ps(dot[r], high, everywhere(x[(2 * j + 1) * R + r]));
+        }
+      }
+      for (int r = 0; r < R; ++r) sum[r] += sums[r];
+    }
+    for (int r = 0; r < R; ++r) {
+      y[r] = _mm512_fmadd_ps(_mm512_set1_ps(sum[r]), minimum, y[r]);
+      y[r] = _mm512_fmadd_ps(dot[r], scale, y[r]);
+    }
+  }
+}
+
+template <int R>
+inline void int8_tile(const uint8_t* p, const Linear& linear, const int32_t* x,
+                      __m512 (&y)[R]) {
+  const auto floats = [](const uint8_t* q) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(q));
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+  };
+  for (int64_t g = linear.groups(); g > 0; --g) {
+    const __m512 scale = from_half(p);
+    p += 32;
+    __m512 dot[R];
+    for (int r = 0; r < R; ++r) dot[r] = _mm512_setzero_ps();
+    for (int64_t b = 0; b < linear.group_blocks; ++b, p += 512, x += 16 * R) {
+#pragma GCC unroll 16
+      for (int j = 0; j < 16; ++j) {
+        const uint8_t* q = p + 32 * j;
+        const __m512bh pairs = _mm512_cvtne2ps_pbh(floats(q + 16), floats(q));
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+          dot[r] = _mm512_dpbf16_ps(dot[r], pairs, everywhere(x[j * R + r]));
+        }
+      }
+    }
+    for (int r = 0; r < R; ++r) y[r] = _mm512_fmadd_ps(dot[r], scale, y[r]);
+  }
+}
+
+template <int R>
+inline void bf16_tile(const uint8_t* p, const Linear& linear, const int32_t* x,
+                      __m512 (&y)[R]) {
+  for (int64_t g = linear.groups(); g > 0; --g, p += 1024, x += 16 * R) {
+#pragma GCC unroll 16
+    for (int j = 0; j < 16; ++j) {
+      const __m512bh pairs = (__m512bh)_mm512_loadu_si512(p + 64 * j);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        y[r] = _mm512_dpbf16_ps(y[r], pairs, everywhere(x[j * R + r]));
+      }
+    }
+  }
+}
+
+template <int R>
+inline void fp16_tile(const uint8_t* p, const Linear& linear, const int32_t* x,
+                      __m512 (&y)[R]) {
+  const auto everywhere_in_fp32 = [](int32_t bits) {
+    return _mm512_castsi512_ps(_mm512_set1_epi32(bits));
+  };
+  for (int64_t g = linear.groups(); g > 0; --g, p += 1024, x += 16 * R) {
+#pragma GCC unroll 16
+    for (int j = 0; j < 16; ++j) {
+      const __m512 first = from_half(p + 64 * j), second = from_half(p + 64 * j + 32);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        const int32_t pair = x[j * R + r];
+        y[r] = _mm512_fmadd_ps(first, everywhere_in_fp32(pair << 16), y[r]);
+        y[r] = _mm512_fmadd_ps(second, everywhere_in_fp32(pair & 0xFFFF0000), y[r]);
+      }
+    }
+  }
+}
+
+// Calls use(row, y) with the 16 outputs of a tile for R rows from `row` on.
+template <int R, class Use>
+void apply_tile(const Linear& linear, int64_t tile, const Activations& x, int64_t row, Use& use) {
+  __m512 y[R];
+  for (int r = 0; r < R; ++r) {
+    y[r] = linear.bias ? _mm512_loadu_ps(linear.bias->const_data_ptr<float>() + tile * kTile)
+                       : _mm512_setzero_ps();
+  }
+  const uint8_t* weights = linear.tile(tile);
+  switch (linear.format) {
+    case Format::int4: int4_tile<R>(weights, linear, x.pairs(row), x.sums(row), y); break;
+    case Format::int8: int8_tile<R>(weights, linear, x.pairs(row), y); break;
+    case Format::bf16: bf16_tile<R>(weights, linear, x.pairs(row), y); break;
+    case Format::fp16: fp16_tile<R>(weights, linear, x.pairs(row), y); break;
+  }
+  for (int r = 0; r < R; ++r) use(row + r, y[r]);
+}
+
+// The same for all rows, a group at a time: its sums fit into the registers.
+template <class Use>
+void apply(const Linear& linear, int64_t tile, const Activations& x, int64_t rows, Use use) {
+  for (int64_t row = 0; row < rows; row += Activations::kGroup) {
+    switch (std::min(Activations::kGroup, rows - row)) {
+      case 1: apply_tile<1>(linear, tile, x, row, use); break;
+      case 2: apply_tile<2>(linear, tile, x, row, use); break;
+      case 3: apply_tile<3>(linear, tile, x, row, use); break;
+      case 4: apply_tile<4>(linear, tile, x, row, use); break;
+      case 5: apply_tile<5>(linear, tile, x, row, use); break;
+      case 6: apply_tile<6>(linear, tile, x, row, use); break;
+      case 7: apply_tile<7>(linear, tile, x, row, use); break;
+      default: apply_tile<8>(linear, tile, x, row, use); break;
+    }
+  }
+}
+
+// Write row `index` of a weight in fp32.
+void copy_row(const Linear& linear, int64_t index, float* out) {
+  const int64_t lane = index % kTile;
+  const uint8_t* p = linear.tile(index / kTile);
+  float scale = 1.0f, minimum = 0.0f;
+  const auto half = [](const uint8_t* q, int64_t i) {
+    return _cvtsh_ss(reinterpret_cast<const uint16_t*>(q)[i]);
+  };
+  for (int64_t b = 0; b < linear.inputs / kBlock; ++b, p += block_bytes(linear.format)) {
+    const uint8_t* header = p;
+    if (b % linear.group_blocks == 0) {
+      p += header_bytes(linear.format);
+      scale = header_bytes(linear.format) > 0 ? half(header, lane) : 1.0f;
+      minimum = linear.format == Format::int4 ? half(header + 32, lane) : 0.0f;
+    }
+    for (int64_t k = 0; k < kBlock; ++k) {
+      float& value = out[b * kBlock + k];
+      const int64_t place = (k / 2 * kTile + lane) * 2 + k % 2;
+      if (linear.format == Format::int4) {
+        const uint8_t both = p[(k / 4 * kTile + lane) * 2 + k % 2];
+        const int code = k / 2 % 2 == 0 ? both & 15 : both >> 4;
+        value = std::fma(static_cast<float>(code), scale, minimum);
+      } else if (linear.format == Format::int8) {
+        value = static_cast<float>(static_cast<int8_t>(p[place])) * scale;
+      } else if (linear.format == Format::fp16) {
+        value = half(p + 32 * k, lane);
+      } else {
+        const uint32_t bits = uint32_t{reinterpret_cast<const uint16_t*>(p)[place]} << 16;
+        std::memcpy(&value, &bits, sizeof bits);
+      }
+    }
+  }
+}
+
+torch::Tensor rows_of(const Linear& linear, const std::vector<int64_t>& indices) {
+  TORCH_CHECK(!linear.input_order, "the weight reorders its inputs");
+  torch::Tensor result =
+      torch::empty({static_cast<int64_t>(indices.size()), linear.inputs}, torch::kFloat32);
+  float* out = result.mutable_data_ptr<float>();
+  for (const int64_t index : indices) {
+    TORCH_CHECK(index >= 0 && index < linear.outputs, "there is no row ", index);
+    copy_row(linear, index, out);
+    out += linear.inputs;
+  }
+  return result;
+}
+
+torch::Tensor apply_to(const Linear& linear, torch::Tensor x, int64_t threads) {
+  TORCH_CHECK(x.dim() == 2 && x.scalar_type() == torch::kFloat32 && x.is_contiguous() &&
+              x.size(1) == linear.inputs, "the rows have another shape");
+  const int64_t rows = x.size(0), outputs = linear.outputs;
+  torch::Tensor result = torch::empty({rows, outputs}, torch::kFloat32);
+  float* out = result.mutable_data_ptr<float>();
+  Activations activations;
+  activations.resize(rows, linear.inputs);
+  for (int64_t row = 0; row < rows; ++row) {
+    activations.set(row, x.const_data_ptr<float>() + row * linear.inputs, linear);
+  }
+#pragma omp parallel for num_threads(threads) schedule(static)
+  for (int64_t tile = 0; tile < linear.tiles(); ++tile) {
+    apply(linear, tile, activations, rows, [&](int64_t row, __m512 y) {
+      _mm512_storeu_ps(out + row * outputs + tile * kTile, y);
+    });
+  }
+  return result;
+}
+
+// --- the step ------------------------------------------------------------------------------------
+
+struct Sizes {
+  int64_t hidden, intermediate, heads, kv_heads, head_size;
+  double norm_epsilon, rotary_scale;
+};
+
+struct Layer {
+  torch::Tensor input_norm, post_norm;
+  Linear qkv, output, gate_up, down;
+};
+
+// Keys [blocks of 16 positions, head size, 16] and values [positions, head size] of one head.
+struct Head {
+  uint16_t *keys, *values;
+  int64_t size;
+
+  uint16_t* key(int64_t position) const {
+    return keys + position / kTile * size * kTile + position % kTile;
+  }
+};
+
+// Which rows of a pass see which. Row r sees the context before the pass, and its ancestors.
+struct Shape {
+  std::vector<int64_t> positions;
+  std::vector<uint64_t> visible;  // bit i: row i of the pass
+
+  Shape(int64_t start, int64_t rows, const std::vector<int64_t>& parents, int64_t first) {
+    for (int64_t r = 0; r < rows; ++r) {
+      const int64_t parent = parents.empty() ? r - 1 : parents[first + r];
+      TORCH_CHECK(parent >= -1 && parent < r, "row ", r, " has the parent ", parent);
+      positions.push_back(parent < 0 ? start : positions[parent] + 1);
+      visible.push_back((parent < 0 ? 0 : visible[parent]) | uint64_t{1} << r);
+    }
+  }
+};
+
+class Step {
+ public:
+  Step(Sizes sizes, std::vector<Layer> layers, Linear embedding, torch::Tensor norm, Linear head,
+       std::vector<double> frequencies)
+      : sizes_(sizes), layers_(std::move(layers)), embedding_(std::move(embedding)), norm_(norm),
+        head_(std::move(head)), frequencies_(std::move(frequencies)) {
+    TORCH_CHECK(sizes.head_size % kTile == 0 && sizes.head_size <= kMaxHeadSize &&
+                sizes.heads % sizes.kv_heads == 0 &&
+                static_cast<int64_t>(frequencies_.size()) * 2 == sizes.head_size, "head sizes");
+  }
+
+  // Feed tokens from position `start` on; `cache` is fp16 [layers, 2 * kv heads, capacity, head
+  // size] in the layout of Head. `parents` may be empty: then each row follows the one before.
+  torch::Tensor forward(const std::vector<int64_t>& tokens, torch::Tensor cache, int64_t start,
+                        const std::vector<int64_t>& parents, int64_t threads) {
+    const int64_t rows = tokens.size(), capacity = cache.size(2);
+    TORCH_CHECK(cache.scalar_type() == torch::kHalf && cache.is_contiguous() && cache.dim() == 4 &&
+                cache.size(0) == static_cast<int64_t>(layers_.size()) &&
+                cache.size(1) == 2 * sizes_.kv_heads && cache.size(3) == sizes_.head_size &&
+                capacity % kTile == 0, "the cache has another shape");
+    TORCH_CHECK(start >= 0 && start + rows <= capacity, "the cache is full");
+    TORCH_CHECK(parents.empty() || (rows <= kMaxRows && parents.size() == tokens.size()),
+                "a tree of ", rows, " rows is too large");
+    for (const int64_t token : tokens) {
+      TORCH_CHECK(token >= 0 && token < embedding_.outputs, "there is no token ", token);
+    }
+    torch::Tensor hidden = torch::empty({rows, sizes_.hidden}, torch::kFloat32);
+    for (int64_t first = 0; first < rows; first += kMaxRows) {
+      const int64_t count = std::min(kMaxRows, rows - first);
+      const Shape shape(start + first, count, parents, first);
+      pass(tokens.data() + first, shape, start + first, cache,
+           hidden.mutable_data_ptr<float>() + first * sizes_.hidden, threads);
+    }
+    return hidden;
+  }
+
+  torch::Tensor logits(torch::Tensor hidden, int64_t threads) {
+    const int64_t rows = hidden.size(0), outputs = head_.outputs;
+    TORCH_CHECK(hidden.scalar_type() == torch::kFloat32 && hidden.is_contiguous() &&
+                hidden.size(1) == sizes_.hidden, "the hidden rows have another shape");
+    torch::Tensor result = torch::empty({rows, outputs}, torch::kFloat32);
+    float* out = result.mutable_data_ptr<float>();
+    reserve_workspaces(threads);
+#pragma omp parallel num_threads(threads)
+    {
+      Activations& x = workspaces_[omp_get_thread_num()].x;
+      x.resize(rows, sizes_.hidden);
+      set_normed(x, hidden.const_data_ptr<float>(), rows, norm_, head_);
+#pragma omp for schedule(static)
+      for (int64_t tile = 0; tile < head_.tiles(); ++tile) {
+        apply(head_, tile, x, rows, [&](int64_t row, __m512 y) {
+          _mm512_storeu_ps(out + row * outputs + tile * kTile, y);
+        });
+      }
+    }
+    return result;
+  }
+
+ private:
+  // What the threads of a pass share.
+  struct Pass {
+    const Shape& shape;
+    int64_t start, rows, end, chunks;
+    float *hidden, *cosines, *sines, *queries, *inner, *partial;
+  };
+
+  // What a thread has for itself: a chunk's keys and values, or one row of attention.
+  struct Workspace {
+    Activations x;
+    Buffer<float> keys, values;
+  };
+
+  void reserve_workspaces(int64_t threads) {
+    if (static_cast<int64_t>(workspaces_.size()) < threads) workspaces_.resize(threads);
+  }
+
+  void pass(const int64_t* tokens, const Shape& shape, int64_t start, torch::Tensor& cache,
+            float* hidden, int64_t threads) {
+    const int64_t rows = shape.positions.size(), end = start + rows;
+    const int64_t chunks = (end + kChunk - 1) / kChunk;
+    Pass p{shape, start, rows, end, chunks, hidden,
+           cosines_.reserve(rows * sizes_.head_size), sines_.reserve(rows * sizes_.head_size),
+           queries_.reserve(rows * sizes_.heads * sizes_.head_size),
+           inner_.reserve(rows * sizes_.intermediate),
+           partial_.reserve(rows * sizes_.heads * chunks * (sizes_.head_size + kTile))};
+    set_rotation(p);
+    reserve_workspaces(threads);
+    for (int64_t r = 0; r < rows; ++r) copy_row(embedding_, tokens[r], hidden + r * sizes_.hidden);
+    uint16_t* rows_of_all = static_cast<uint16_t*>(cache.data_ptr());
+    const int64_t capacity = cache.size(2);
+#pragma omp parallel num_threads(threads)
+    {
+      Workspace& own = workspaces_[omp_get_thread_num()];
+      for (size_t index = 0; index < layers_.size(); ++index) {
+        uint16_t* keys =
+            rows_of_all + index * 2 * sizes_.kv_heads * capacity * sizes_.head_size;
+        run_layer(layers_[index], p, own, keys, capacity);
+      }
+    }
+  }
+
+  void run_layer(const Layer& layer, const Pass& p, Workspace& own, uint16_t* cache,
+                 int64_t capacity) const {
+    Activations& x = own.x;
+    const auto head = [&](int64_t index) {
+      uint16_t* keys = cache + index * capacity * sizes_.head_size;
+      return Head{keys, keys + sizes_.kv_heads * capacity * sizes_.head_size, sizes_.head_size};
+    };
+    const auto add = [&](int64_t tile) {
+      return [&p, tile, this](int64_t row, __m512 y) {
+        float* h = p.hidden + row * sizes_.hidden + tile * kTile;
+        _mm512_storeu_ps(h, _mm512_add_ps(_mm512_loadu_ps(h), y));
+      };
+    };
+
+    x.resize(p.rows, sizes_.hidden);
+    set_normed(x, p.hidden, p.rows, layer.input_norm, layer.qkv);
+#pragma omp for schedule(static)
+    for (int64_t tile = 0; tile < layer.qkv.tiles(); ++tile) {
+      apply(layer.qkv, tile, x, p.rows,
+            [&](int64_t row, __m512 y) { store_qkv(p, tile, row, y, head); });
+    }
+
+#pragma omp for schedule(static)
+    for (int64_t item = 0; item < sizes_.kv_heads * p.chunks; ++item) {
+      attend(p, head(item / p.chunks), item / p.chunks, item % p.chunks, own);
+    }
+
+    x.resize(p.rows, sizes_.heads * sizes_.head_size);
+    for (int64_t row = 0; row < p.rows; ++row) {
+      merge(p, row, x.row());
+      x.set(row, layer.output);
+    }
+#pragma omp for schedule(static)
+    for (int64_t tile = 0; tile < layer.output.tiles(); ++tile) {
+      apply(layer.output, tile, x, p.rows, add(tile));
+    }
+
+    x.resize(p.rows, sizes_.hidden);
+    set_normed(x, p.hidden, p.rows, layer.post_norm, layer.gate_up);
+    const int64_t inner_tiles = sizes_.intermediate / kTile;
+#pragma omp for schedule(static)
+    for (int64_t tile = 0; tile < inner_tiles; ++tile) {
+      const auto place = [&](int64_t row) {
+        return p.inner + row * sizes_.intermediate + tile * kTile;
+      };
+      apply(layer.gate_up, tile, x, p.rows,
+            [&](int64_t row, __m512 y) { _mm512_storeu_ps(place(row), silu(y)); });
+      apply(layer.gate_up, inner_tiles + tile, x, p.rows, [&](int64_t row, __m512 y) {
+        _mm512_storeu_ps(place(row), _mm512_mul_ps(_mm512_loadu_ps(place(row)), y));
+      });
+    }
+
+    x.resize(p.rows, sizes_.intermediate);
+    for (int64_t row = 0; row < p.rows; ++row) {
+      x.set(row, p.inner + row * sizes_.intermediate, layer.down);
+    }
+#pragma omp for schedule(static)
+    for (int64_t tile = 0; tile < layer.down.tiles(); ++tile) {
+      apply(layer.down, tile, x, p.rows, add(tile));
+    }
+  }
+
+  void set_normed(Activations& x, const float* hidden, int64_t rows, const torch::Tensor& weight,
+                  const Linear& linear) const {
+    const float* w = weight.const_data_ptr<float>();
+    float* normed = x.row();
+    for (int64_t row = 0; row < rows; ++row) {
+      const float* h = hidden + row * sizes_.hidden;
+      __m512 squares = _mm512_setzero_ps();
+      for (int64_t i = 0; i < sizes_.hidden; i += 16) {
+        const __m512 value = _mm512_loadu_ps(h + i);
+        squares = _mm512_fmadd_ps(value, value, squares);
+      }
+      const float mean = _mm512_reduce_add_ps(squares) / static_cast<float>(sizes_.hidden);
+      const __m512 factor =
+          _mm512_set1_ps(1.0f / std::sqrt(mean + static_cast<float>(sizes_.norm_epsilon)));
+      for (int64_t i = 0; i < sizes_.hidden; i += 16) {
+        const __m512 scaled = _mm512_mul_ps(_mm512_loadu_ps(h + i), factor);
+        _mm512_storeu_ps(normed + i, _mm512_mul_ps(scaled, _mm512_loadu_ps(w + i)));
+      }
+      x.set(row, linear);
+    }
+  }
+
+  // Rotary pairs are neighbours: (a, b) turns into (a cos - b sin, b cos + a sin).
+  void set_rotation(const Pass& p) const {
+    for (int64_t row = 0; row < p.rows; ++row) {
+      for (size_t i = 0; i < frequencies_.size(); ++i) {
+        const float angle = static_cast<float>(p.shape.positions[row]) *
+                            static_cast<float>(frequencies_[i]);
+        const float scale = static_cast<float>(sizes_.rotary_scale);
+        const int64_t place = row * sizes_.head_size + 2 * i;
+        p.cosines[place] = p.cosines[place + 1] = std::cos(angle) * scale;
+        p.sines[place + 1] = std::sin(angle) * scale;
+        p.sines[place] = -p.sines[place + 1];
+      }
+    }
+  }
+
+  // Take a tile of query, key and value outputs: rotate, and put it where attention reads it.
+  template <class HeadOf>
+  void store_qkv(const Pass& p, int64_t tile, int64_t row, __m512 y, const HeadOf& head) const {
+    const int64_t size = sizes_.head_size, index = tile * kTile / size;
+    const int64_t within = tile * kTile % size;
+    const int64_t position = p.start + row;
+    if (index >= sizes_.heads + sizes_.kv_heads) {
+      const Head h = head(index - sizes_.heads - sizes_.kv_heads);
+      to_half(h.values + position * size + within, y);
+      return;
+    }
+    const __m512 cosine = _mm512_loadu_ps(p.cosines + row * size + within);
+    const __m512 sine = _mm512_loadu_ps(p.sines + row * size + within);
+    const __m512 swapped = _mm512_permute_ps(y, 0xB1);
+    const __m512 turned = _mm512_fmadd_ps(y, cosine, _mm512_mul_ps(swapped, sine));
+    if (index < sizes_.heads) {
+      const __m512 scale = _mm512_set1_ps(1.0f / std::sqrt(static_cast<float>(size)));
+      _mm512_storeu_ps(p.queries + (row * sizes_.heads + index) * size + within,
+                       _mm512_mul_ps(turned, scale));
+      return;
+    }
+    alignas(32) uint16_t halves[kTile];
+    to_half(halves, turned);
+    uint16_t* key = head(index - sizes_.heads).key(position) + within * kTile;
+    for (int64_t i = 0; i < kTile; ++i) key[i * kTile] = halves[i];
+  }
+
+  float* partial(const Pass& p, int64_t row, int64_t head, int64_t chunk) const {
+    return p.partial +
+           ((row * sizes_.heads + head) * p.chunks + chunk) * (sizes_.head_size + kTile);
+  }
+
+  // Attend from all rows and all query heads of one key head to one chunk of the context. A
+  // partial result is the largest score and the sum of the weights in the first two of kTile
+  // numbers, then the weighted values.
+  void attend(const Pass& p, const Head& head, int64_t kv_head, int64_t chunk,
+              Workspace& own) const {
+    const int64_t size = sizes_.head_size, first = chunk * kChunk;
+    const int64_t count = std::min(kChunk, p.end - first);
+    const int64_t blocks = (count + kTile - 1) / kTile;
+    float* keys = own.keys.reserve(kChunk * size);
+    float* values = own.values.reserve(kChunk * size);
+    const uint16_t* stored_keys = head.keys + first * size;
+    const uint16_t* stored_values = head.values + first * size;
+    prefetch(stored_values, count * size);
+    prefetch(stored_keys + kChunk * size, std::clamp<int64_t>(p.end - first - kChunk, 0, kChunk) * size);
+    for (int64_t i = 0; i < blocks * kTile * size; i += 16) {
+      _mm512_storeu_ps(keys + i, from_half(stored_keys + i));
+    }
+    for (int64_t i = 0; i < count * size; i += 16) {
+      _mm512_storeu_ps(values + i, from_half(stored_values + i));
+    }
+    // A weight of zero makes nothing of a number, but not of a NaN that an old row may hold.
+    if (count % 2 == 1) std::fill_n(values + count * size, size, 0.0f);
+    // Query i of this key head belongs to row i / group.
+    const int64_t group = sizes_.heads / sizes_.kv_heads, queries = p.rows * group;
+    const auto query = [&](int64_t i) {
+      const int64_t row = i / group, index = kv_head * group + i % group;
+      return Query{p.queries + (row * sizes_.heads + index) * size,
+                   visible_in(p, row, first, count), partial(p, row, index, chunk)};
+    };
+    int64_t i = 0;
+    for (; i + 3 <= queries; i += 3) {
+      attend_queries<3>({query(i), query(i + 1), query(i + 2)}, keys, values, blocks);
+    }
+    for (; i < queries; ++i) attend_queries<1>({query(i)}, keys, values, blocks);
+  }
+
+  // Bit i: position first + i is seen by the row.
+  static uint64_t visible_in(const Pass& p, int64_t row, int64_t first, int64_t count) {
+    uint64_t seen = 0;
+    const int64_t before = std::clamp<int64_t>(p.start - first, 0, count);
+    if (before == 64) return ~uint64_t{0};
+    seen = (uint64_t{1} << before) - 1;
+    const int64_t offset = first + before - p.start;  // of the first position within the pass
+    if (before < count) {
+      const uint64_t mask = count == 64 ? ~uint64_t{0} : (uint64_t{1} << count) - 1;
+      seen |= (p.shape.visible[row] >> offset << before) & mask;
+    }
+    return seen;
+  }
+
+  struct Query {
+    const float* vector;
+    uint64_t seen;
+    float* partial;
+  };
+
+  template <int Q>
+  void attend_queries(const std::array<Query, Q>& queries, const float* keys, const float* values,
+                      int64_t blocks) const {
+    const int64_t size = sizes_.head_size;
+    uint64_t seen = 0;
+    for (const Query& query : queries) seen |= query.seen;
+    const int64_t last = seen == 0 ? 0 : 64 - __builtin_clzll(seen);
+    alignas(64) float weights[Q][kChunk];
+    for (int64_t b = 0; b < blocks; ++b) score_block<Q>(queries, keys + b * size * kTile, weights, b);
+    for (int q = 0; q < Q; ++q) weigh(queries[q], weights[q], blocks);
+    for (int64_t d = 0; d < size; d += 32) {
+      if (d + 32 <= size) {
+        add_values<Q, 2>(queries, weights, values + d, last, d);
+      } else {
+        add_values<Q, 1>(queries, weights, values + d, last, d);
+      }
+    }
+  }
+
+  // Scores of 16 positions. Two sums a query, for the odd and the even dimensions.
+  template <int Q>
+  void score_block(const std::array<Query, Q>& queries, const float* keys,
+                   float (&scores)[Q][kChunk], int64_t block) const {
+    __m512 even[Q], odd[Q];
+    for (int q = 0; q < Q; ++q) even[q] = odd[q] = _mm512_setzero_ps();
+    for (int64_t d = 0; d < sizes_.head_size; d += 2) {
+      const __m512 one = _mm512_loadu_ps(keys + d * kTile);
+      const __m512 other = _mm512_loadu_ps(keys + (d + 1) * kTile);
+#pragma GCC unroll 4
+      for (int q = 0; q < Q; ++q) {
+        even[q] = _mm512_fmadd_ps(_mm512_set1_ps(queries[q].vector[d]), one, even[q]);
+        odd[q] = _mm512_fmadd_ps(_mm512_set1_ps(queries[q].vector[d + 1]), other, odd[q]);
+      }
+    }
+    for (int q = 0; q < Q; ++q) {
+      _mm512_store_ps(scores[q] + block * kTile, _mm512_add_ps(even[q], odd[q]));
+    }
+  }
+
+  // Turn a query's scores into weights; note the largest score and the sum of the weights.
+  static void weigh(const Query& query, float* scores, int64_t blocks) {
+    const __m512 nothing = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
+    __m512 largest = nothing;
+    for (int64_t b = 0; b < blocks; ++b) {
+      const __mmask16 mask = static_cast<__mmask16>(query.seen >> (b * kTile));
+      largest = _mm512_mask_max_ps(largest, mask, largest, _mm512_load_ps(scores + b * kTile));
+    }
+    const float top = _mm512_reduce_max_ps(largest);
+    __m512 total = _mm512_setzero_ps();
+    for (int64_t b = 0; b < blocks; ++b) {
+      const __mmask16 mask = static_cast<__mmask16>(query.seen >> (b * kTile));
+      const __m512 shifted =
+          _mm512_sub_ps(_mm512_load_ps(scores + b * kTile), _mm512_set1_ps(top));
+      const __m512 weight = _mm512_maskz_mov_ps(mask, exponential(shifted));
+      _mm512_store_ps(scores + b * kTile, weight);
+      total = _mm512_add_ps(total, weight);
+    }
+    query.partial[0] = top;
+    query.partial[1] = _mm512_reduce_add_ps(total);
+  }
+
+  // Weighted values of 16 * N dimensions. Two sums, for the odd and the even positions.
+  template <int Q, int N>
+  void add_values(const std::array<Query, Q>& queries, const float (&weights)[Q][kChunk],
+                  const float* values, int64_t count, int64_t dimension) const {
+    __m512 sums[2][Q][N];
+    for (auto& half : sums) {
+      for (auto& query : half) {
+        for (auto& sum : query) sum = _mm512_setzero_ps();
+      }
+    }
+    for (int64_t i = 0; i < count; i += 2) {
+#pragma GCC unroll 2
+      for (int parity = 0; parity < 2; ++parity) {
+        __m512 value[N];
+        for (int n = 0; n < N; ++n) {
+          value[n] = _mm512_loadu_ps(values + (i + parity) * sizes_.head_size + 16 * n);
+        }
+#pragma GCC unroll 4
+        for (int q = 0; q < Q; ++q) {
+          const __m512 weight = _mm512_set1_ps(weights[q][i + parity]);
+#pragma GCC unroll 4
+          for (int n = 0; n < N; ++n) {
+            sums[parity][q][n] = _mm512_fmadd_ps(weight, value[n], sums[parity][q][n]);
+          }
+        }
+      }
+    }
+    for (int q = 0; q < Q; ++q) {
+      for (int n = 0; n < N; ++n) {
+        _mm512_storeu_ps(queries[q].partial + kTile + dimension + 16 * n,
+                         _mm512_add_ps(sums[0][q][n], sums[1][q][n]));
+      }
+    }
+  }
+
+  // Put the chunks' partial results of one row together, in their order.
+  void merge(const Pass& p, int64_t row, float* out) const {
+    const int64_t size = sizes_.head_size;
+    for (int64_t head = 0; head < sizes_.heads; ++head) {
+      float top = -std::numeric_limits<float>::infinity(), total = 0.0f;
+      for (int64_t c = 0; c < p.chunks; ++c) top = std::max(top, partial(p, row, head, c)[0]);
+      __m512 sums[kMaxHeadSize / 16];
+      for (int64_t i = 0; i < size / 16; ++i) sums[i] = _mm512_setzero_ps();
+      for (int64_t c = 0; c < p.chunks; ++c) {
+        const float* part = partial(p, row, head, c);
+        if (part[1] == 0.0f) continue;
+        const float weight = std::exp(part[0] - top);
+        total = std::fma(weight, part[1], total);
+        for (int64_t i = 0; i < size / 16; ++i) {
+          sums[i] = _mm512_fmadd_ps(_mm512_set1_ps(weight), _mm512_loadu_ps(part + kTile + 16 * i),
+                                    sums[i]);
+        }
+      }
+      const __m512 divisor = _mm512_set1_ps(total);
+      for (int64_t i = 0; i < size / 16; ++i) {
+        _mm512_storeu_ps(out + head * size + 16 * i, _mm512_div_ps(sums[i], divisor));
+      }
+    }
+  }
+
+  Sizes sizes_;
+  std::vector<Layer> layers_;
+  Linear embedding_;
+  torch::Tensor norm_;
+  Linear head_;
+  std::vector<double> frequencies_;
+  std::vector<Workspace> workspaces_;
+  Buffer<float> cosines_, sines_, queries_, inner_, partial_;
+};
+
+}  // namespace
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
+  namespace py = pybind11;
+  using release = py::call_guard<py::gil_scoped_release>;
+  py::class_<Linear>(module, "Linear")
+      .def(py::init<torch::Tensor, const std::string&, int64_t, int64_t, int64_t,
+                    torch::optional<torch::Tensor>, torch::optional<torch::Tensor>>())
+      .def("apply", &apply_to, release())
+      .def("rows", &rows_of, release());
+  py::class_<Layer>(module, "Layer")
+      .def(py::init([](torch::Tensor input_norm, Linear qkv, Linear output,
+                       torch::Tensor post_norm, Linear gate_up, Linear down) {
+        return Layer{input_norm, post_norm, qkv, output, gate_up, down};
+      }));
+  py::class_<Sizes>(module, "Sizes")
+      .def(py::init([](int64_t hidden, int64_t intermediate, int64_t heads, int64_t kv_heads,
+                       int64_t head_size, double norm_epsilon, double rotary_scale) {
+        return Sizes{hidden, intermediate, heads, kv_heads, head_size, norm_epsilon, rotary_scale};
+      }));
+  py::class_<Step>(module, "Step")
+      .def(py::init<Sizes, std::vector<Layer>, Linear, torch::Tensor, Linear,
+                    std::vector<double>>())
+      .def("forward", &Step::forward, release())
+      .def("logits", &Step::logits, release());
+}

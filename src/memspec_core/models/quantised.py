@@ -1,0 +1,126 @@
+"""Weights in groups of few bits, and rounding into that form."""
+
+from dataclasses import dataclass
+
+import torch
+
+GROUP_SIZE = 32
+"""Weights that share a scale after rounding."""
+
+ROUNDED_BITS = 5
+"""Bits that a weight takes in memory: its code, and its share of scale and minimum."""
+
+
+@dataclass(frozen=True)
+class Int4Weight:
+    """A weight in 4-bit groups along its rows: w = code · scale + minimum.
+
+    `codes` [out, in] are 0 .. 15 in uint8; `scale` and `minimum` [out, in / group] in fp32.
+    GGUF Q4_0 and Q4_1 blocks are of this form with groups of 32, GPTQ weights with their own
+    groups. `input_order` [in] (int64): column j of `codes` belongs to input `input_order[j]`;
+    None where the columns lie in the order of the inputs.
+    """
+
+    codes: torch.Tensor
+    scale: torch.Tensor
+    minimum: torch.Tensor
+    input_order: torch.Tensor | None = None
+
+    @property
+    def group_size(self) -> int:
+        """Weights that share one scale."""
+        return self.codes.shape[1] // self.scale.shape[1]
+
+    def dequantised(self) -> torch.Tensor:
+        """Return the weight [out, in] in fp32, its columns in the order of the inputs."""
+        rows, columns = self.codes.shape
+        grouped = self.codes.view(rows, -1, self.group_size).float()
+        weight = (grouped * self.scale[..., None] + self.minimum[..., None]).view(rows, columns)
+        if self.input_order is None:
+            return weight
+        return torch.empty_like(weight).index_copy_(1, self.input_order, weight)
+
+    def rows(self, order: torch.Tensor) -> "Int4Weight":
+        """Return the weight with its rows in another order."""
+        return Int4Weight(
+            self.codes[order], self.scale[order], self.minimum[order], self.input_order
+        )
+
+    def stacks_with(self, other: "Int4Weight") -> bool:
+        """Whether the two have the same groups over the same order of inputs."""
+        if self.codes.shape[1] != other.codes.shape[1] or self.group_size != other.group_size:
+            return False
+        if self.input_order is None or other.input_order is None:
+            return self.input_order is other.input_order
+        return torch.equal(self.input_order, other.input_order)
+
+    @staticmethod
+    def stacked(weights: list["Int4Weight"]) -> "Int4Weight":
+        """Stack weights along their output rows; each must stack with the first."""
+        return Int4Weight(
+            torch.cat([weight.codes for weight in weights]),
+            torch.cat([weight.scale for weight in weights]),
+            torch.cat([weight.minimum for weight in weights]),
+            weights[0].input_order,
+        )
+
+
+@dataclass(frozen=True)
+class Int8Weight:
+    """A weight in 8-bit groups along its rows: w = code · scale.
+
+    `codes` [out, in] are -128 .. 127 in int8; `scale` [out, in / group] in fp32. GGUF Q8_0 blocks
+    are of this form with groups of 32.
+    """
+
+    codes: torch.Tensor
+    scale: torch.Tensor
+
+    @property
+    def group_size(self) -> int:
+        """Weights that share one scale."""
+        return self.codes.shape[1] // self.scale.shape[1]
+
+    def dequantised(self) -> torch.Tensor:
+        """Return the weight [out, in] in fp32."""
+        rows, columns = self.codes.shape
+        grouped = self.codes.view(rows, -1, self.group_size).float()
+        return (grouped * self.scale[..., None]).view(rows, columns)
+
+    def rows(self, order: torch.Tensor) -> "Int8Weight":
+        """Return the weight with its rows in another order."""
+        return Int8Weight(self.codes[order], self.scale[order])
+
+    @staticmethod
+    def stacked(weights: list["Int8Weight"]) -> "Int8Weight":
+        """Stack weights of one input size and group size along their output rows."""
+        return Int8Weight(
+            torch.cat([weight.codes for weight in weights]),
+            torch.cat([weight.scale for weight in weights]),
+        )
+
+
+Weight = torch.Tensor | Int4Weight | Int8Weight
+"""A weight [out, in]: dense, or in groups."""
+
+
+def round_to_int4(weight: torch.Tensor) -> Int4Weight:
+    """Round a weight [out, in] to the nearest of 16 levels between each group's extremes.
+
+    `scale` and `minimum` are representable in bf16, as drafts store them.
+    """
+    rows, columns = weight.shape
+    grouped = weight.detach().float().view(rows, columns // GROUP_SIZE, GROUP_SIZE)
+    minimum = grouped.amin(dim=-1).bfloat16().float()
+    span = grouped.amax(dim=-1) - minimum
+    scale = (span / 15).clamp(min=1e-8).bfloat16().float()
+    codes = ((grouped - minimum[..., None]) / scale[..., None]).round().clamp(0, 15)
+    return Int4Weight(codes.to(torch.uint8).view(rows, columns), scale, minimum)
+
+
+def round_to_int8(weight: torch.Tensor) -> Int8Weight:
+    """Round a weight [out, in] to the nearest of 255 levels, symmetric about zero in each row."""
+    rows = weight.detach().float()
+    scale = (rows.abs().amax(dim=-1, keepdim=True) / 127).clamp(min=1e-8)
+    codes = (rows / scale).round().clamp(-127, 127)
+    return Int8Weight(codes.to(torch.int8), scale)

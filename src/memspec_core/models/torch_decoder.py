@@ -1,0 +1,112 @@
+"""The decoder forward in torch: the reference, and what runs where the native step does not.
+
+The residual stream and the norms are in fp32; each linear layer computes in the dtype of its own
+weights. Rotary pairs are interleaved (rows of the query and key weights are put into that order
+at load), so that rotation is one complex product.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+
+from memspec_core.models.configuration import DecoderConfig
+from memspec_core.models.decoder import Decoder, DecoderLayer
+from memspec_core.models.kv_cache import KeyValueCache
+from memspec_core.models.linear import Linear, Table
+
+
+class TorchDecoder(Decoder):
+    """A decoder whose layers are torch's operations, on any device."""
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        embedding: Table,
+        layers: list[DecoderLayer],
+        norm: torch.Tensor,
+        head: Linear,
+        head_token_ids: torch.Tensor | None = None,
+    ) -> None:
+        super().__init__(config, embedding, layers, norm, head, head_token_ids)
+        self._frequencies = torch.tensor(config.inverse_frequencies, device=self.device)
+
+    @torch.inference_mode()
+    def forward(self, token_ids: Sequence[int], cache: KeyValueCache) -> torch.Tensor:
+        """Feed n tokens; see `Decoder.forward`."""
+        count, start = len(token_ids), cache.length
+        hidden = self.embedding.rows(torch.tensor(token_ids, device=self.device)).float()
+        rotation = self._rotation(start, count)
+        mask = self._mask(start, count)
+        for layer, rows in zip(self.layers, cache.layers, strict=True):
+            normed = self._normed(hidden, layer.input_norm)
+            hidden = hidden + self._attention(layer, normed, rows, start, rotation, mask)
+            normed = self._normed(hidden, layer.post_norm)
+            gate, up = layer.gate_up(normed).chunk(2, dim=-1)
+            hidden = hidden + layer.down(F.silu(gate) * up)
+        cache.length = start + count
+        return hidden
+
+    @torch.inference_mode()
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return logits; see `Decoder.logits`."""
+        return self.head(self._normed(hidden, self.norm)).float()
+
+    def _normed(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(hidden, (self.config.hidden_size,), weight, self.config.norm_epsilon)
+
+    def _attention(
+        self,
+        layer: DecoderLayer,
+        normed: torch.Tensor,
+        rows: torch.Tensor,
+        start: int,
+        rotation: torch.Tensor,
+        mask: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Attend from n normed rows to all rows up to their own; append theirs to the cache."""
+        sizes = self.config
+        count, end = normed.shape[0], start + normed.shape[0]
+        qkv = layer.qkv(normed).float().view(count, -1, sizes.head_size // 2, 2)
+        rotated = torch.view_as_real(torch.view_as_complex(qkv) * rotation).flatten(-2)
+        queries, keys_and_values = rotated.split((sizes.heads, 2 * sizes.kv_heads), dim=1)
+        rows[:, start:end].copy_(keys_and_values.transpose(0, 1))
+        # The query heads that share a key head become rows of one head: a single batched
+        # product over kv_heads, with no copy of the keys.
+        group = sizes.heads // sizes.kv_heads
+        folded = queries.view(count, sizes.kv_heads, group, sizes.head_size).transpose(0, 1)
+        attended = F.scaled_dot_product_attention(
+            folded.reshape(1, sizes.kv_heads, count * group, sizes.head_size).to(rows.dtype),
+            rows[None, : sizes.kv_heads, :end],
+            rows[None, sizes.kv_heads :, :end],
+            attn_mask=mask,
+            scale=1.0,
+        )
+        unfolded = attended.view(sizes.kv_heads, count, group * sizes.head_size).transpose(0, 1)
+        return layer.output(unfolded.reshape(count, sizes.heads * sizes.head_size))
+
+    def _rotation(self, start: int, count: int) -> torch.Tensor:
+        """Return factors [n, heads + 2 · kv_heads, head_size / 2] for queries, keys and values.
+
+        Queries take the softmax scale along; values pass unchanged.
+        """
+        sizes = self.config
+        positions = torch.arange(start, start + count, device=self.device)
+        angles = positions[:, None].float() * self._frequencies
+        turn = torch.polar(torch.full_like(angles, sizes.rotary_scale), angles)[:, None]
+        return torch.cat(
+            (
+                (turn * sizes.head_size**-0.5).expand(-1, sizes.heads, -1),
+                turn.expand(-1, sizes.kv_heads, -1),
+                torch.ones_like(turn).expand(-1, sizes.kv_heads, -1),
+            ),
+            dim=1,
+        )
+
+    def _mask(self, start: int, count: int) -> torch.Tensor | None:
+        """Return the causal mask [n · group, start + n], or None where all is visible."""
+        if count == 1:
+            return None
+        visible = torch.ones(count, start + count, dtype=torch.bool, device=self.device)
+        visible = visible.tril(diagonal=start)
+        return visible.repeat_interleave(self.config.heads // self.config.kv_heads, dim=0)

@@ -1,0 +1,219 @@
+"""The native step against torch: the same numbers, and rows that do not depend on their company."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedModel
+
+from core.tiny import CPU, make_model, write_gguf
+from memspec_core.models.backend import TorchBackend, choose_backend
+from memspec_core.models.checkpoint import Checkpoint, open_checkpoint
+from memspec_core.models.decoder import Decoder
+from memspec_core.models.kv_cache import KeyValueCache
+from memspec_core.models.native import library as native
+from memspec_core.models.native.backend import NativeBackend, NativeLinear
+from memspec_core.models.quantised import (
+    Int4Weight,
+    Int8Weight,
+    Weight,
+    round_to_int4,
+    round_to_int8,
+)
+from memspec_core.models.target import plan_target
+
+try:
+    native.load()
+except native.NativeUnavailableError as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+ROWS = 21
+SIZES = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 192}
+
+
+@pytest.fixture(scope="module")
+def library() -> ModuleType:
+    return native.load()
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def grouped(weight: Int4Weight, size: int) -> Int4Weight:
+    """Give groups of `size` one scale."""
+    step = size // weight.group_size
+    return Int4Weight(weight.codes, weight.scale[:, ::step], weight.minimum[:, ::step])
+
+
+def scattered(weight: Int4Weight) -> Int4Weight:
+    order = torch.randperm(weight.codes.shape[1], generator=torch.Generator().manual_seed(5))
+    return Int4Weight(weight.codes, weight.scale, weight.minimum, order)
+
+
+def blocks_of_8_bits(weight: torch.Tensor) -> Int8Weight:
+    rows = round_to_int8(weight.view(-1, 32))
+    return Int8Weight(rows.codes.view(weight.shape), rows.scale.view(weight.shape[0], -1))
+
+
+WEIGHTS: dict[str, Callable[[torch.Tensor], Weight]] = {
+    "int4": round_to_int4,
+    "int4, groups of 128": lambda weight: grouped(round_to_int4(weight), 128),
+    "int4, inputs reordered": lambda weight: scattered(round_to_int4(weight)),
+    "int8, a scale a row": round_to_int8,
+    "int8, groups of 32": blocks_of_8_bits,
+    "bf16": torch.Tensor.bfloat16,
+    "fp16": torch.Tensor.half,
+}
+
+
+def dense(weight: Weight) -> torch.Tensor:
+    return weight.float() if isinstance(weight, torch.Tensor) else weight.dequantised()
+
+
+@pytest.mark.parametrize("kind", WEIGHTS)
+def test_a_layer_computes_what_its_weight_says(library: ModuleType, kind: str) -> None:
+    weight = WEIGHTS[kind](random(48, 256))
+    bias = random(48, seed=1)
+    x = random(ROWS, 256, seed=2)
+    found = NativeLinear(library, weight, bias)(x)
+    # Rows go through it in bf16; scales lie there in fp16.
+    expected = x.bfloat16().float() @ dense(weight).T + bias
+    assert float((found - expected).abs().max()) < 2e-3 * float(expected.abs().max())
+
+
+@pytest.mark.parametrize("kind", WEIGHTS)
+def test_a_row_does_not_depend_on_its_company(library: ModuleType, kind: str) -> None:
+    linear = NativeLinear(library, WEIGHTS[kind](random(48, 256)), None)
+    x = random(ROWS, 256, seed=2)
+    together = linear(x)
+    for count in range(1, 10):
+        assert torch.equal(linear(x[:count]), together[:count])
+
+
+@pytest.mark.parametrize("kind", [kind for kind in WEIGHTS if "reordered" not in kind])
+def test_rows_of_a_weight(library: ModuleType, kind: str) -> None:
+    weight = WEIGHTS[kind](random(48, 256))
+    indices = torch.tensor([0, 17, 47])
+    found = NativeLinear(library, weight, None).rows(indices)
+    torch.testing.assert_close(found, dense(weight)[indices], rtol=2e-3, atol=2e-3)
+
+
+def both(checkpoint: Checkpoint, dtype: str) -> tuple[Decoder, Decoder]:
+    """Load a checkpoint natively, and by torch in fp32."""
+    assert choose_backend(checkpoint.weights, checkpoint.config, dtype, CPU).name == "native"
+    plans = [
+        plan_target(str(checkpoint.path), dtype=kind, device=CPU, context_tokens=256)
+        for kind in (dtype, "fp32")
+    ]
+    decoders = [plan._decoder(lambda: None) for plan in plans]
+    return decoders[0], decoders[1]
+
+
+def new_cache(decoder: Decoder) -> KeyValueCache:
+    dtype = torch.float16 if "native" in decoder.kernel else torch.float32
+    return KeyValueCache(decoder.config, 256, dtype, CPU)
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen2"])
+def checkpoint(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Checkpoint:
+    family: str = request.param
+    model: PreTrainedModel = make_model(family, seed=3, **SIZES, num_key_value_heads=1)
+    file = tmp_path_factory.mktemp(family) / "tiny.gguf"
+    write_gguf(file, model, family)
+    return open_checkpoint(file)
+
+
+def tokens(count: int) -> list[int]:
+    return [(7 * index * index + 3 * index) % 192 for index in range(count)]
+
+
+def test_logits_are_near_those_of_torch(checkpoint: Checkpoint) -> None:
+    ours, reference = both(checkpoint, "bf16")
+    fed = tokens(150)
+    found = ours.logits(ours.forward(fed, new_cache(ours)))
+    expected = reference.logits(reference.forward(fed, new_cache(reference)))
+    assert float((found - expected).norm() / expected.norm()) < 0.03
+
+
+def test_many_positions_and_parts(checkpoint: Checkpoint) -> None:
+    """More rows than a pass takes, and a context of several chunks."""
+    ours, _ = both(checkpoint, "bf16")
+    fed = tokens(200)
+    whole, parts = new_cache(ours), new_cache(ours)
+    together = ours.forward(fed, whole)
+    apart = torch.cat([ours.forward(fed[i : i + 33], parts) for i in range(0, 200, 33)])
+    assert torch.equal(together, apart)
+    assert torch.equal(whole.rows, parts.rows)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_rows_never_depend_on_the_pass(checkpoint: Checkpoint, data: st.DataObject) -> None:
+    """Plain decoding and verification agree bit for bit, whatever was rolled back before."""
+    ours, _ = both(checkpoint, "bf16") if not _LOADED else _LOADED[0]
+    _LOADED[:] = [(ours, ours)]
+    fed = tokens(80)
+    plain = new_cache(ours)
+    expected = [ours.forward([token], plain) for token in fed]
+    cache = new_cache(ours)
+    while cache.length < len(fed):
+        start = cache.length
+        right = data.draw(st.integers(1, min(9, len(fed) - start)))
+        wrong = data.draw(st.lists(st.integers(0, 191), max_size=4))
+        threads = data.draw(st.integers(1, 3))
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        hidden = ours.forward([*fed[start : start + right], *wrong], cache)
+        torch.set_num_threads(before)
+        for row in range(right):
+            assert torch.equal(hidden[row : row + 1], expected[start + row])
+        cache.truncate(start + right)
+
+
+_LOADED: list[tuple[Decoder, Decoder]] = []
+
+
+def test_a_context_that_is_full_is_an_error(checkpoint: Checkpoint) -> None:
+    ours, _ = both(checkpoint, "bf16")
+    cache = new_cache(ours)
+    ours.forward(tokens(250), cache)
+    with pytest.raises(RuntimeError, match="full"):
+        ours.forward(tokens(7), cache)
+    with pytest.raises(RuntimeError, match="no token"):
+        ours.forward([192], cache)
+
+
+def test_not_a_number_stays_in_its_row(checkpoint: Checkpoint) -> None:
+    """What a broken pass left in the cache is gone with the rollback."""
+    ours, _ = both(checkpoint, "bf16")
+    clean, cache = new_cache(ours), new_cache(ours)
+    cache.rows.fill_(math.nan)
+    assert torch.equal(ours.forward(tokens(5), cache), ours.forward(tokens(5), clean))
+    for token in tokens(3):
+        assert torch.equal(ours.forward([token], cache), ours.forward([token], clean))
+
+
+def test_torch_computes_what_the_step_cannot(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def chosen(dtype: str, **sizes: int) -> str:
+        folder = tmp_path / f"{len(list(tmp_path.iterdir()))}"
+        make_model(seed=1, **(SIZES | sizes)).save_pretrained(folder)
+        source = open_checkpoint(folder)
+        return choose_backend(source.weights, source.config, dtype, CPU).name
+
+    assert chosen("bf16") == "native"
+    assert chosen("fp32") == "torch"
+    assert chosen("stored") == "torch"  # the file is in fp32
+    assert chosen("bf16", hidden_size=48, num_attention_heads=3, num_key_value_heads=1) == "torch"
+    assert chosen("bf16", vocab_size=193) == "torch"
+    monkeypatch.setenv(native.SWITCH, "0")
+    assert chosen("bf16") == TorchBackend.name != NativeBackend.name
