@@ -161,3 +161,12 @@ def test_a_certain_proposal_that_the_target_is_certain_of_is_accepted() -> None:
     p = law(0, 1, 0).expand(3, 3)
     assert all(accept_sampled([1, 1], None, p, sampler) == (2, 1) for _ in range(50))
     assert all(accept_sampled([0, 1], None, p, sampler) == (0, 1) for _ in range(50))
+
+
+@pytest.mark.parametrize("draft", [None, law(1, 0, 0)[None]], ids=["certain", "drawn"])
+def test_what_the_target_never_says_is_never_accepted(
+    draft: torch.Tensor | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Sampler, "uniform", lambda _: 0.0)  # the least that is drawn
+    p = law(0, 1, 0).expand(2, 3)
+    assert accept_sampled([0], draft, p, Sampler(sampling(), CPU)) == (0, 1)

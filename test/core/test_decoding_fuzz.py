@@ -61,10 +61,11 @@ def whole(token_ids: Sequence[int]) -> str:
 class Reference:
     """How plain greedy decoding goes: `path`, the prompt and what follows it up to the edge.
 
-    The answer ends for `reason` after `taken` tokens of the path, with `text`.
+    The answer may have `limit` tokens and ends for `reason` after `taken`, with `text`.
     """
 
     path: list[int]
+    limit: int
     taken: int
     text: str
     reason: FinishReason
@@ -85,15 +86,15 @@ def read_off(
     answer: list[int] = []
     for token in path[prompt_tokens:]:
         if token in ends:
-            return Reference(path, len(answer), whole(answer), FinishReason.END_OF_SEQUENCE)
+            return Reference(path, limit, len(answer), whole(answer), FinishReason.END_OF_SEQUENCE)
         answer.append(token)
         found = [at for text in stop if (at := whole(answer).find(text)) >= 0]
         if found:
             text = whole(answer)[: min(found)]
-            return Reference(path, len(answer), text, FinishReason.STOP_STRING)
+            return Reference(path, limit, len(answer), text, FinishReason.STOP_STRING)
         if len(answer) == limit:
             break
-    return Reference(path, len(answer), whole(answer), FinishReason.LENGTH)
+    return Reference(path, limit, len(answer), whole(answer), FinishReason.LENGTH)
 
 
 class ScriptedDraft:
@@ -250,6 +251,8 @@ class Course:
             agreed += 1
         left = self.reference.taken - self.taken
         committed = min(agreed + 1, left)
+        # Each pass adds a token of the target's own, for which there must be room as well.
+        assert not proposed or len(proposed) < self.reference.limit - self.taken
         self.taken += committed
         # An end of sequence is no part of the answer: it takes one token more to be seen.
         ending = self.reference.reason is FinishReason.END_OF_SEQUENCE
