@@ -125,3 +125,48 @@ def test_equal_laws_accept_everything() -> None:
 def test_no_proposals_draw_from_the_target() -> None:
     sampler = Sampler(sampling(), CPU)
     assert accept_sampled([], torch.zeros(0, 3), law(0, 1, 0)[None], sampler) == (0, 1)
+
+
+@given(
+    weights=st.lists(st.floats(0.01, 1.0), min_size=12, max_size=12),
+    proposed=st.lists(st.integers(0, 3), max_size=2),
+    seed=st.integers(0, 1000),
+)
+def test_certain_proposals_are_those_of_a_law_with_all_mass_on_one(
+    weights: list[float], proposed: list[int], seed: int
+) -> None:
+    target = torch.tensor(weights).view(3, 4)
+    target = (target / target.sum(-1, keepdim=True))[: len(proposed) + 1]
+    certain = torch.nn.functional.one_hot(torch.tensor(proposed, dtype=torch.int64), 4).float()
+
+    def accept(draft: torch.Tensor | None) -> tuple[int, int]:
+        return accept_sampled(proposed, draft, target, Sampler(sampling(seed=seed), CPU))
+
+    assert accept(None) == accept(certain)
+
+
+def test_a_certain_proposal_is_accepted_with_the_targets_probability() -> None:
+    p = law(1, 2, 3, 4)
+    sampler = Sampler(sampling(seed=8), CPU)
+    counts = [0] * 4
+    for _ in range(ROUNDS):
+        accepted, extra = accept_sampled([3], None, torch.stack((p, p)), sampler)
+        counts[3 if accepted else extra] += 1
+        assert accepted or extra != 3
+    assert_law(counts, p.tolist())
+
+
+def test_a_certain_proposal_that_the_target_is_certain_of_is_accepted() -> None:
+    sampler = Sampler(sampling(), CPU)
+    p = law(0, 1, 0).expand(3, 3)
+    assert all(accept_sampled([1, 1], None, p, sampler) == (2, 1) for _ in range(50))
+    assert all(accept_sampled([0, 1], None, p, sampler) == (0, 1) for _ in range(50))
+
+
+@pytest.mark.parametrize("draft", [None, law(1, 0, 0)[None]], ids=["certain", "drawn"])
+def test_what_the_target_never_says_is_never_accepted(
+    draft: torch.Tensor | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Sampler, "uniform", lambda _: 0.0)  # the least that is drawn
+    p = law(0, 1, 0).expand(2, 3)
+    assert accept_sampled([0], draft, p, Sampler(sampling(), CPU)) == (0, 1)

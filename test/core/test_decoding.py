@@ -18,6 +18,7 @@ from core.conftest import Checkpoints
 from core.tiny import (
     CPU,
     assert_law,
+    assert_rows_are_of,
     decode,
     greedy_by_transformers,
     ids_of,
@@ -41,6 +42,7 @@ from memspec_core.models.torch_decoder import TorchDecoder
 from memspec_core.request import FinishReason
 from memspec_core.speculation import decoding as decoding_module
 from memspec_core.speculation.chain import IndependentDraft
+from memspec_core.speculation.lookup import NgramLookup
 from memspec_core.speculation.proposal import Draft
 from memspec_core.speculation.sampling import Sampler
 
@@ -69,16 +71,6 @@ class Drafts:
 @pytest.fixture(scope="module")
 def drafts(draft_folders: dict[str, Path], target: Target) -> Drafts:
     return Drafts(draft_folders, target)
-
-
-def assert_rows_are_of(context: list[int], decoder: Decoder, cache: KeyValueCache) -> None:
-    """Check that a cache holds what feeding the beginning of the context gives, and no more."""
-    assert cache.length <= max(0, len(context) - 1)
-    if cache.length:
-        fresh = KeyValueCache(decoder.config, cache.length, torch.float32, CPU)
-        decoder.forward(context[: cache.length], fresh)
-        held = cache.rows[:, :, : cache.length]
-        torch.testing.assert_close(held, fresh.rows[:, :, : cache.length], atol=1e-4, rtol=1e-4)
 
 
 def assert_events_agree(events: list[Iteration]) -> None:
@@ -360,14 +352,17 @@ def partial(drafts: Drafts, target: Target) -> IndependentDraft:
         ("far", {"top_p": 0.8}),
         ("partial", {}),
         ("partial", {"temperature": 0.4, "top_k": 5}),
+        ("lookup", {}),
+        ("lookup", {"temperature": 0.7, "top_p": 0.9}),
     ],
 )
 def test_sampled_answers_have_the_targets_law(
     name: str, how: dict[str, float], small: tuple[Target, Drafts]
 ) -> None:
     target, drafts = small
-    draft: Draft | None = partial(drafts, target) if name == "partial" else drafts[name]
-    prompt, rounds = [2, 5], 600
+    made = {"partial": lambda: partial(drafts, target), "lookup": lambda: NgramLookup(shortest=1)}
+    draft: Draft | None = made[name]() if name in made else drafts[name]
+    prompt, rounds = [5, 2, 5], 600
     counts: Counter[tuple[int, ...]] = Counter()
     for seed in range(rounds):
         # Three tokens, of which up to two are proposed; the law of the first two is compared.

@@ -18,7 +18,9 @@ from transformers import (
 )
 
 from memspec_core.iteration import Iteration, IterationSeconds
+from memspec_core.models.decoder import Decoder
 from memspec_core.models.draft import plan_draft
+from memspec_core.models.kv_cache import KeyValueCache
 from memspec_core.models.target import Target, plan_target
 from memspec_core.request import FinishReason, GenerationRequest, SamplingSettings
 from memspec_core.settings import Settings
@@ -211,6 +213,16 @@ def assert_law(counts: Sequence[int], law: Sequence[float]) -> None:
     spread = 2.0 / (9.0 * freedom)
     limit = freedom * (1.0 - spread + 4.265 * math.sqrt(spread)) ** 3
     assert statistic < limit, f"chi-square {statistic:.1f} with {freedom} degrees of freedom"
+
+
+def assert_rows_are_of(context: list[int], decoder: Decoder, cache: KeyValueCache) -> None:
+    """Check that a cache holds what feeding the beginning of the context gives, and no more."""
+    assert cache.length <= max(0, len(context) - 1)
+    if cache.length:
+        fresh = KeyValueCache(decoder.config, cache.length, torch.float32, CPU)
+        decoder.forward(context[: cache.length], fresh)
+        held = cache.rows[:, :, : cache.length]
+        torch.testing.assert_close(held, fresh.rows[:, :, : cache.length], atol=1e-4, rtol=1e-4)
 
 
 def write_gguf(path: Path, model: PreTrainedModel, family: str = "llama") -> None:

@@ -19,19 +19,30 @@ def accept_greedy(proposed: Sequence[int], own: Sequence[int]) -> tuple[int, int
 
 
 def accept_sampled(
-    proposed: Sequence[int], draft: torch.Tensor, target: torch.Tensor, sampler: Sampler
+    proposed: Sequence[int], draft: torch.Tensor | None, target: torch.Tensor, sampler: Sampler
 ) -> tuple[int, int]:
     """Rejection sampling that keeps the target's law (Leviathan et al., Chen et al.).
 
-    `draft` [n, m] and `target` [n + 1, m]: final distributions in fp32. Accepts x with
-    probability min(1, p(x) / q(x)); the token after the first rejection is drawn from
-    max(0, p - q), the one after full acceptance from p.
+    `draft` [n, m] and `target` [n + 1, m]: final distributions in fp32; no `draft` where each
+    proposal was certain, which is q(x) = 1. Accepts x with probability min(1, p(x) / q(x)); the
+    token after the first rejection is drawn from max(0, p - q), the one after full acceptance
+    from p.
     """
     for index, token in enumerate(proposed):
-        p, q = target[index], draft[index]
-        if sampler.uniform() * float(q[token]) < float(p[token]):
-            continue
-        remainder = (p - q).clamp(min=0.0)
-        # With p equal to q nothing is rejected but by rounding; p itself is then right.
-        return index, sampler.draw(remainder if float(remainder.sum()) > 0.0 else p)
+        p = target[index]
+        q = None if draft is None else draft[index]
+        chance = 1.0 if q is None else float(q[token])
+        if sampler.uniform() * chance >= float(p[token]):
+            return index, sampler.draw(_after_rejection(p, q, token))
     return len(proposed), sampler.draw(target[len(proposed)])
+
+
+def _after_rejection(p: torch.Tensor, q: torch.Tensor | None, token: int) -> torch.Tensor:
+    """Return the weights [m] of the token in place of a rejected one."""
+    if q is None:
+        remainder = p.clone()
+        remainder[token] = 0.0
+    else:
+        remainder = (p - q).clamp(min=0.0)
+    # Without a remainder nothing is rejected but by rounding; p itself is then right.
+    return remainder if float(remainder.sum()) > 0.0 else p

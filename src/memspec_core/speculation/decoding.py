@@ -105,7 +105,8 @@ class Decoding:
             self._clock.now() - started, seconds.prediction, seconds.load_wait, seconds.prompt
         )
         if draft is not None and not proposal.token_ids:
-            # Nothing to propose: the answer's last token, or the draft's own context is full.
+            # Nothing proposed: the answer's last token, the draft's own context is full, or a
+            # lookup found nothing.
             draft, wanted = None, PLAIN
         return self._event(
             _name(draft),
@@ -144,8 +145,7 @@ class Decoding:
             accepted, extra = accept_greedy(proposed, logits.argmax(dim=-1).tolist())
         else:
             p = self._sampler.distribution(logits)
-            q = p[:0] if proposal.probabilities is None else proposal.probabilities
-            accepted, extra = accept_sampled(proposed, q, p, self._sampler)
+            accepted, extra = accept_sampled(proposed, proposal.probabilities, p, self._sampler)
         return accepted, [*proposed[:accepted], extra]
 
     def _commit(self, tokens: Sequence[int]) -> None:

@@ -13,25 +13,27 @@ from memspec_core.speculation.sampling import Sampler
 class Proposal:
     """A chain of proposed tokens.
 
-    `probabilities` [n, target vocabulary]: the distribution each token was drawn from; None if
-    greedy.
+    `probabilities` [n, target vocabulary]: the distribution each token was drawn from; None where
+    the draft had no choice: it decodes greedily, or looks its proposals up. `matched` says how
+    sure a lookup is: how many tokens of the context's end it found earlier; 0 for models.
     """
 
     token_ids: tuple[int, ...] = ()
     probabilities: torch.Tensor | None = None
+    matched: int = 0
 
 
 class Draft(Protocol):
-    """A resident draft model with a KV cache of its own.
+    """What proposes: a resident model with a KV cache of its own, or a lookup.
 
-    It is given the whole context each time and feeds itself only what it has not seen.
+    It is given the whole context each time and takes in only what it has not seen.
     """
 
     name: str
     kind: str
 
     def propose(self, context: Sequence[int], length: int, sampler: Sampler) -> Proposal:
-        """Propose up to `length` tokens after the context; fewer where its own context ends."""
+        """Propose up to `length` tokens after the context; fewer, or none, where it cannot."""
         ...
 
     def rollback(self, length: int) -> None:
