@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from memspec_core.errors import PromptFileError, SettingsError
 from memspec_core.models.checkpoint import Checkpoint, open_checkpoint
@@ -25,6 +25,7 @@ from memspec_core.training.examples import frequent_tokens
 from memspec_core.training.export import Provenance, export_draft
 from memspec_core.training.fitting import Fit, FitPlan, fit_draft
 from memspec_core.training.prompts import Prompt, read_prompts, sha256_of_prompts
+from memspec_core.training.reference import transformers_model
 from memspec_core.training.truncated import TruncatedDraft
 
 _LOG = logging.getLogger(__name__)
@@ -145,15 +146,7 @@ def _prompt_ids(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
 
 
 def _target_model(checkpoint: Checkpoint, dtype: torch.dtype) -> PreTrainedModel:
-    """Load the target into transformers, its stored values dequantised."""
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        checkpoint.folder,
-        gguf_file=checkpoint.gguf_file,
-        dtype=dtype,
-        local_files_only=True,
-        trust_remote_code=False,
-    )
-    return model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
+    return transformers_model(checkpoint, dtype, "cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _sources(prompts: Sequence[Prompt]) -> list[dict[str, object]]:
