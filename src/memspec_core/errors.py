@@ -47,3 +47,11 @@ class PromptFileError(MemSpecError):
 
 class CacheMismatchError(MemSpecError):
     """A folder of cached work was made from something else than what is asked for now."""
+
+
+class PeerError(MemSpecError):
+    """A runtime to compare with is unknown, not installed, or cannot read the target."""
+
+
+class MeasurementError(MemSpecError):
+    """An answer that was to be measured ended with an error."""

@@ -19,7 +19,7 @@ from memspec_core.errors import CheckpointError, SettingsError
 from memspec_core.models.checkpoint import open_checkpoint
 from memspec_core.models.quantised import round_to_int4
 from memspec_core.models.target import plan_target
-from memspec_core.training.distil import target_model
+from memspec_core.training.reference import transformers_model
 
 WEIGHTS = "model.safetensors"
 SIZES = {"vocab_size": 320, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2}
@@ -332,7 +332,7 @@ def test_shards_of_older_writers(folder: Path, model: PreTrainedModel) -> None:
 
 def test_transformers_gets_the_dequantised_weights(folder: Path, model: PreTrainedModel) -> None:
     meant = write(folder, model, Packing(64, act_order=True, symmetric=False))
-    dense = target_model(open_checkpoint(folder), torch.float32)
+    dense = transformers_model(open_checkpoint(folder), torch.float32, "cpu")
     assert set(dense.state_dict()) == set(meant.state_dict())
     for name, value in meant.state_dict().items():
         assert torch.equal(dense.state_dict()[name].cpu(), value), name

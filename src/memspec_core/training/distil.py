@@ -8,12 +8,11 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from memspec_core.errors import PromptFileError, SettingsError
 from memspec_core.models.checkpoint import Checkpoint, open_checkpoint
 from memspec_core.models.draft import Manifest
-from memspec_core.models.gptq import GptqFiles
 from memspec_core.models.tokenizer import Tokenizer
 from memspec_core.request import ChatMessage, GenerationRequest
 from memspec_core.training.continuations import (
@@ -26,6 +25,7 @@ from memspec_core.training.examples import frequent_tokens
 from memspec_core.training.export import Provenance, export_draft
 from memspec_core.training.fitting import Fit, FitPlan, fit_draft
 from memspec_core.training.prompts import Prompt, read_prompts, sha256_of_prompts
+from memspec_core.training.reference import transformers_model
 from memspec_core.training.truncated import TruncatedDraft
 
 _LOG = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ def distil(plan: DistilPlan, progress: Progress) -> tuple[Manifest, Fit]:
     tokenizer = Tokenizer.of(checkpoint)
     continuations = _text(plan, prompts, checkpoint, tokenizer, progress)
     model = TruncatedDraft(
-        target_model(checkpoint, torch.float32),
+        _target_model(checkpoint, torch.float32),
         plan.layers,
         frequent_tokens(continuations, plan.head_tokens),
     )
@@ -116,7 +116,7 @@ def _text(
         )
     if not fitting:
         raise PromptFileError(f"{plan.prompt_file}: every prompt is too long.")
-    model = target_model(checkpoint, torch.bfloat16)
+    model = _target_model(checkpoint, torch.bfloat16)
     continuations: list[Continuation] = []
     for index, temperature in enumerate(plan.temperatures):
         folder = plan.work_folder / f"text-{index}"
@@ -145,38 +145,8 @@ def _prompt_ids(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
     return tokenizer.prompt_ids(GenerationRequest(messages=(ChatMessage("user", prompt.text),)))
 
 
-def target_model(checkpoint: Checkpoint, dtype: torch.dtype) -> PreTrainedModel:
-    """Load the target into transformers, its stored values dequantised."""
-    if isinstance(checkpoint.weights, GptqFiles):
-        model = _dequantised_model(checkpoint, checkpoint.weights, dtype)
-    else:
-        model = AutoModelForCausalLM.from_pretrained(
-            checkpoint.folder,
-            gguf_file=checkpoint.gguf_file,
-            dtype=dtype,
-            local_files_only=True,
-            trust_remote_code=False,
-        )
-    return model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def _dequantised_model(
-    checkpoint: Checkpoint, weights: GptqFiles, dtype: torch.dtype
-) -> PreTrainedModel:
-    """Fill a dense model from packed weights; transformers reads them with GPTQModel only."""
-    config = AutoConfig.from_pretrained(
-        checkpoint.folder, local_files_only=True, trust_remote_code=False
-    )
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(
-        config, dtype=dtype, trust_remote_code=False
-    )
-    for name in weights.names():
-        place = name if name.startswith("lm_head.") else f"model.{name}"
-        model.load_state_dict({place: weights.dense(name)}, strict=False)
-    model.generation_config.eos_token_id = sorted(checkpoint.end_of_sequence_ids) or None
-    return model
+def _target_model(checkpoint: Checkpoint, dtype: torch.dtype) -> PreTrainedModel:
+    return transformers_model(checkpoint, dtype, "cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _sources(prompts: Sequence[Prompt]) -> list[dict[str, object]]:
