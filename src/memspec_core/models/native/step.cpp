@@ -44,10 +44,6 @@ inline __m512 from_half(const void* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
 }
 
-inline void prefetch(const uint16_t* p, int64_t count) {
-  for (int64_t i = 0; i < count; i += 32) _mm_prefetch(p + i, _MM_HINT_T0);
-}
-
 inline void to_half(void* p, __m512 x) {
   _mm256_storeu_si256(static_cast<__m256i*>(p), _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
 }
@@ -511,10 +507,9 @@ class Step {
     float *hidden, *cosines, *sines, *queries, *inner, *partial;
   };
 
-  // What a thread has for itself: a chunk's keys and values, or one row of attention.
+  // What a thread has for itself.
   struct Workspace {
     Activations x;
-    Buffer<float> keys, values;
   };
 
   void reserve_workspaces(int64_t threads) {
@@ -570,7 +565,7 @@ class Step {
 
 #pragma omp for schedule(static)
     for (int64_t item = 0; item < sizes_.kv_heads * p.chunks; ++item) {
-      attend(p, head(item / p.chunks), item / p.chunks, item % p.chunks, own);
+      attend(p, head(item / p.chunks), item / p.chunks, item % p.chunks);
     }
 
     x.resize(p.rows, sizes_.heads * sizes_.head_size);
@@ -680,25 +675,11 @@ class Step {
   // Attend from all rows and all query heads of one key head to one chunk of the context. A
   // partial result is the largest score and the sum of the weights in the first two of kTile
   // numbers, then the weighted values.
-  void attend(const Pass& p, const Head& head, int64_t kv_head, int64_t chunk,
-              Workspace& own) const {
+  void attend(const Pass& p, const Head& head, int64_t kv_head, int64_t chunk) const {
     const int64_t size = sizes_.head_size, first = chunk * kChunk;
     const int64_t count = std::min(kChunk, p.end - first);
     const int64_t blocks = (count + kTile - 1) / kTile;
-    float* keys = own.keys.reserve(kChunk * size);
-    float* values = own.values.reserve(kChunk * size);
-    const uint16_t* stored_keys = head.keys + first * size;
-    const uint16_t* stored_values = head.values + first * size;
-    prefetch(stored_values, count * size);
-    prefetch(stored_keys + kChunk * size, std::clamp<int64_t>(p.end - first - kChunk, 0, kChunk) * size);
-    for (int64_t i = 0; i < blocks * kTile * size; i += 16) {
-      _mm512_storeu_ps(keys + i, from_half(stored_keys + i));
-    }
-    for (int64_t i = 0; i < count * size; i += 16) {
-      _mm512_storeu_ps(values + i, from_half(stored_values + i));
-    }
-    // A weight of zero makes nothing of a number, but not of a NaN that an old row may hold.
-    if (count % 2 == 1) std::fill_n(values + count * size, size, 0.0f);
+    const uint16_t *keys = head.keys + first * size, *values = head.values + first * size;
     // Query i of this key head belongs to row i / group.
     const int64_t group = sizes_.heads / sizes_.kv_heads, queries = p.rows * group;
     const auto query = [&](int64_t i) {
@@ -707,6 +688,10 @@ class Step {
                    visible_in(p, row, first, count), partial(p, row, index, chunk)};
     };
     int64_t i = 0;
+    for (; i + 6 <= queries; i += 6) {
+      attend_queries<6>({query(i), query(i + 1), query(i + 2), query(i + 3), query(i + 4),
+                         query(i + 5)}, keys, values, blocks);
+    }
     for (; i + 3 <= queries; i += 3) {
       attend_queries<3>({query(i), query(i + 1), query(i + 2)}, keys, values, blocks);
     }
@@ -734,8 +719,8 @@ class Step {
   };
 
   template <int Q>
-  void attend_queries(const std::array<Query, Q>& queries, const float* keys, const float* values,
-                      int64_t blocks) const {
+  void attend_queries(const std::array<Query, Q>& queries, const uint16_t* keys,
+                      const uint16_t* values, int64_t blocks) const {
     const int64_t size = sizes_.head_size;
     uint64_t seen = 0;
     for (const Query& query : queries) seen |= query.seen;
@@ -754,14 +739,14 @@ class Step {
 
   // Scores of 16 positions. Two sums a query, for the odd and the even dimensions.
   template <int Q>
-  void score_block(const std::array<Query, Q>& queries, const float* keys,
+  void score_block(const std::array<Query, Q>& queries, const uint16_t* keys,
                    float (&scores)[Q][kChunk], int64_t block) const {
     __m512 even[Q], odd[Q];
     for (int q = 0; q < Q; ++q) even[q] = odd[q] = _mm512_setzero_ps();
     for (int64_t d = 0; d < sizes_.head_size; d += 2) {
-      const __m512 one = _mm512_loadu_ps(keys + d * kTile);
-      const __m512 other = _mm512_loadu_ps(keys + (d + 1) * kTile);
-#pragma GCC unroll 4
+      const __m512 one = from_half(keys + d * kTile);
+      const __m512 other = from_half(keys + (d + 1) * kTile);
+#pragma GCC unroll 6
       for (int q = 0; q < Q; ++q) {
         even[q] = _mm512_fmadd_ps(_mm512_set1_ps(queries[q].vector[d]), one, even[q]);
         odd[q] = _mm512_fmadd_ps(_mm512_set1_ps(queries[q].vector[d + 1]), other, odd[q]);
@@ -797,30 +782,34 @@ class Step {
   // Weighted values of 16 * N dimensions. Two sums, for the odd and the even positions.
   template <int Q, int N>
   void add_values(const std::array<Query, Q>& queries, const float (&weights)[Q][kChunk],
-                  const float* values, int64_t count, int64_t dimension) const {
+                  const uint16_t* values, int64_t count, int64_t dimension) const {
     __m512 sums[2][Q][N];
     for (auto& half : sums) {
       for (auto& query : half) {
         for (auto& sum : query) sum = _mm512_setzero_ps();
       }
     }
-    for (int64_t i = 0; i < count; i += 2) {
-#pragma GCC unroll 2
-      for (int parity = 0; parity < 2; ++parity) {
+    const auto add = [&](int64_t i, int parity) {
         __m512 value[N];
         for (int n = 0; n < N; ++n) {
-          value[n] = _mm512_loadu_ps(values + (i + parity) * sizes_.head_size + 16 * n);
+          value[n] = from_half(values + i * sizes_.head_size + 16 * n);
         }
-#pragma GCC unroll 4
+#pragma GCC unroll 6
         for (int q = 0; q < Q; ++q) {
-          const __m512 weight = _mm512_set1_ps(weights[q][i + parity]);
+          const __m512 weight = _mm512_set1_ps(weights[q][i]);
 #pragma GCC unroll 4
           for (int n = 0; n < N; ++n) {
             sums[parity][q][n] = _mm512_fmadd_ps(weight, value[n], sums[parity][q][n]);
           }
         }
-      }
+    };
+    // A weight of zero makes nothing of a number, but not of a NaN that an old row may hold.
+    int64_t i = 0;
+    for (; i + 2 <= count; i += 2) {
+      add(i, 0);
+      add(i + 1, 1);
     }
+    if (i < count) add(i, 0);
     for (int q = 0; q < Q; ++q) {
       for (int n = 0; n < N; ++n) {
         _mm512_storeu_ps(queries[q].partial + kTile + dimension + 16 * n,
