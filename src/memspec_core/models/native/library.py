@@ -26,10 +26,28 @@ BUILD_COMMAND = "python -m memspec_core.models.native"
 
 _NAME = "memspec_native"
 _SOURCE = Path(__file__).with_name("step.cpp")
-_CPU_FLAGS = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "fma", "f16c")
+_CPU_FLAGS = (
+    "avx512f",
+    "avx512bw",
+    "avx512vl",
+    "avx512dq",
+    "avx512_vnni",
+    "avx512_bf16",
+    "fma",
+    "f16c",
+)
 _FLAGS = (
     *("-O3", "-std=c++17", "-fopenmp", "-ffp-contract=off", "-Wno-psabi"),
-    *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mfma", "-mf16c"),
+    *(
+        "-mavx512f",
+        "-mavx512bw",
+        "-mavx512vl",
+        "-mavx512dq",
+        "-mavx512vnni",
+        "-mavx512bf16",
+        "-mfma",
+        "-mf16c",
+    ),
 )
 _LOG = logging.getLogger(__name__)
 

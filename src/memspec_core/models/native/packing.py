@@ -28,7 +28,7 @@ def pack(weight: Weight) -> tuple[str, torch.Tensor]:
         header = torch.cat((_halves(weight.scale), _halves(weight.minimum)), dim=-1)
         return "int4", _in_groups(header, _codes4(weight.codes))
     if isinstance(weight, Int8Weight):
-        return "int8", _in_groups(_halves(weight.scale), _pairs(weight.codes).view(torch.uint8))
+        return "int8", _in_groups(_halves(weight.scale), _codes8(weight.codes))
     if weight.dtype is torch.float16:
         return "fp16", _inputs(weight).view(torch.uint8).flatten()
     return "bf16", _pairs(weight).view(torch.uint8).flatten()
@@ -60,8 +60,16 @@ def _inputs(values: torch.Tensor) -> torch.Tensor:
 
 
 def _codes4(codes: torch.Tensor) -> torch.Tensor:
-    """Lay codes [out, in] out as [tiles, blocks, bytes]: two pairs of inputs in two bytes."""
+    """Lay codes [out, in] out as [tiles, blocks, bytes]: two times four inputs in four bytes."""
     outputs, inputs = codes.shape
-    split = codes.reshape(outputs // TILE, TILE, inputs // BLOCK, BLOCK // 4, 2, 2)
+    split = codes.reshape(outputs // TILE, TILE, inputs // BLOCK, BLOCK // 8, 2, 4)
     packed = split[..., 0, :] | (split[..., 1, :] << 4)
     return packed.permute(0, 2, 3, 1, 4).flatten(2).contiguous()
+
+
+def _codes8(codes: torch.Tensor) -> torch.Tensor:
+    """Lay codes [out, in] out as [tiles, blocks, bytes]: four inputs in four bytes, plus 128."""
+    outputs, inputs = codes.shape
+    unsigned = codes.view(torch.uint8) ^ 128
+    split = unsigned.reshape(outputs // TILE, TILE, inputs // BLOCK, BLOCK // 4, 4)
+    return split.permute(0, 2, 3, 1, 4).flatten(2).contiguous()

@@ -6,14 +6,16 @@
 //
 // Weights lie in tiles of 16 outputs. A tile is a sequence of groups, read once from its first byte
 // to its last; a group has a header and then blocks of 32 inputs:
-//   int4  16 scales and 16 minima (fp16); blocks of 256 bytes, in which byte 2i + e of the j-th 32
-//         holds inputs 4j + e (low half) and 4j + 2 + e (high half) of output i.
+//   int4  16 scales and 16 minima (fp16); blocks of 256 bytes, in which byte 4i + e of the j-th 64
+//         holds inputs 8j + e (low half) and 8j + 4 + e (high half) of output i.
 //         w = code * scale + minimum
-//   int8  16 scales (fp16); blocks of 512 bytes: inputs 2j and 2j + 1 of the 16 outputs.
-//         w = code * scale
-//   bf16  no header; blocks of 1024 bytes in the order of int8
+//   int8  16 scales (fp16); blocks of 512 bytes, in which byte 4i + e of the j-th 64 holds input
+//         4j + e of output i, plus 128.  w = (code - 128) * scale
+//   bf16  no header; blocks of 1024 bytes: inputs 2j and 2j + 1 of the 16 outputs
 //   fp16  no header; blocks of 1024 bytes, input by input
-// Activations go into the products in bf16; sums, norms, attention and the residual are in fp32.
+// For weights of 4 and 8 bits activations are rounded to 8 bits, each block of 32 with a scale of
+// its own, and products within a block are exact integers; for the others they are rounded to
+// bf16. Sums over blocks, norms, attention and the residual are in fp32.
 
 #include <immintrin.h>
 #include <omp.h>
@@ -110,6 +112,7 @@ struct Linear {
   }
 
   int64_t tiles() const { return outputs / kTile; }
+  bool is_integer() const { return format == Format::int4 || format == Format::int8; }
   int64_t groups() const { return inputs / kBlock / group_blocks; }
   int64_t tile_bytes() const {
     return groups() * (header_bytes(format) + group_blocks * block_bytes(format));
@@ -146,18 +149,22 @@ class Buffer {
   int64_t count_ = 0;
 };
 
-// Rows in bf16 with the sums of their blocks of 32, as the kernels take them.
+// Rows as the kernels take them: rounded to 8 bits in blocks, or to bf16.
 //
-// Rows that a kernel takes together (at most kGroup) form a group of R rows, in which two
-// neighbouring inputs of row r, a pair, lie at [pair][r], and the sums at [block][r].
+// Rows that a kernel takes together form a group of R rows (all rows of a pass if they are at most
+// 6, else 4, which is the fastest a row), in which the words of
+// row r (four neighbouring inputs of 8 bits, or two in bf16) lie at [word][r], and the scales and
+// sums of blocks at [block][r].
 class Activations {
  public:
-  static constexpr int64_t kGroup = 8;
+  static int64_t group_of(int64_t rows) { return rows <= 6 ? rows : 4; }
 
   void resize(int64_t rows, int64_t size) {
     rows_ = rows;
+    group_ = group_of(rows);
     size_ = size;
-    pairs_.reserve(rows * size / 2);
+    words_.reserve(rows * size / 2);
+    scales_.reserve(rows * size / kBlock);
     sums_.reserve(rows * size / kBlock);
     row_.reserve(size);
     ordered_.reserve(size);
@@ -174,41 +181,78 @@ class Activations {
       for (int64_t i = 0; i < size_; ++i) ordered_.get()[i] = x[order[i]];
       x = ordered_.get();
     }
-    const int64_t first = row / kGroup * kGroup, count = std::min(kGroup, rows_ - first);
-    int32_t* pairs = pairs_.get() + first * size_ / 2 + row % kGroup;
-    float* sums = sums_.get() + first * size_ / kBlock + row % kGroup;
-    const __m512bh ones = (__m512bh)_mm512_set1_epi16(0x3F80);
-    alignas(64) int32_t sixteen[16];
+    words_a_block_ = linear.is_integer() ? 8 : 16;
+    const int64_t first = row / group_ * group_, count = std::min(group_, rows_ - first);
+    int32_t* words = words_.get() + first * words_a_row() + row % group_;
+    const int64_t block_place = first * size_ / kBlock + row % group_;
+    alignas(64) int32_t block[16];
     for (int64_t b = 0; b < size_ / kBlock; ++b, x += kBlock) {
-      const __m512bh rounded = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(x + 16), _mm512_loadu_ps(x));
-      _mm512_store_si512(sixteen, (__m512i)rounded);
-      for (int64_t i = 0; i < 16; ++i) pairs[(b * 16 + i) * count] = sixteen[i];
-      sums[b * count] =
-          _mm512_reduce_add_ps(_mm512_dpbf16_ps(_mm512_setzero_ps(), rounded, ones));
+      const __m512 low = _mm512_loadu_ps(x), high = _mm512_loadu_ps(x + 16);
+      if (linear.is_integer()) {
+        round_block(low, high, block, scales_.get() + block_place + b * count,
+                    sums_.get() + block_place + b * count);
+      } else {
+        _mm512_store_si512(block, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+      }
+      for (int64_t i = 0; i < words_a_block_; ++i) {
+        words[(b * words_a_block_ + i) * count] = block[i];
+      }
     }
   }
 
   // Of the group that begins with this row.
-  const int32_t* pairs(int64_t row) const { return pairs_.get() + row * size_ / 2; }
+  const int32_t* words(int64_t row) const { return words_.get() + row * words_a_row(); }
+  const float* scales(int64_t row) const { return scales_.get() + row * size_ / kBlock; }
   const float* sums(int64_t row) const { return sums_.get() + row * size_ / kBlock; }
 
  private:
-  int64_t rows_ = 0, size_ = 0;
-  Buffer<int32_t> pairs_;
-  Buffer<float> sums_, row_, ordered_;
+  int64_t words_a_row() const { return size_ / kBlock * words_a_block_; }
+
+  // The scale is not a number where one of the 32 values is none.
+  static void round_block(__m512 low, __m512 high, int32_t* words, float* scale, float* sum) {
+    const float largest = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(low),
+                                                             _mm512_abs_ps(high)));
+    const float not_a_number = 0.0f * _mm512_reduce_add_ps(_mm512_add_ps(low, high));
+    const __m512 factor = _mm512_set1_ps(largest > 0.0f ? 127.0f / largest : 0.0f);
+    const __m512i first = _mm512_cvtps_epi32(_mm512_mul_ps(low, factor));
+    const __m512i second = _mm512_cvtps_epi32(_mm512_mul_ps(high, factor));
+    _mm_store_si128(reinterpret_cast<__m128i*>(words), _mm512_cvtsepi32_epi8(first));
+    _mm_store_si128(reinterpret_cast<__m128i*>(words + 4), _mm512_cvtsepi32_epi8(second));
+    *scale = largest / 127.0f + not_a_number;
+    *sum = *scale * static_cast<float>(_mm512_reduce_add_epi32(_mm512_add_epi32(first, second)));
+  }
+
+  int64_t rows_ = 0, group_ = 1, size_ = 0, words_a_block_ = 16;
+  Buffer<int32_t> words_;
+  Buffer<float> scales_, sums_, row_, ordered_;
 };
 
 inline __m512bh everywhere(int32_t pair) { return (__m512bh)_mm512_set1_epi32(pair); }
 
+// The products of a block's 8-bit rows with its weights, given as 8 vectors of 16 outputs times
+// four inputs in turn, times the rows' scales.
+template <int R, class Weights>
+inline void add_block(const Weights& weights, const int32_t* x, const float* scales,
+                      __m512 (&dot)[R]) {
+  __m512i whole[R];
+  for (int r = 0; r < R; ++r) whole[r] = _mm512_setzero_si512();
+#pragma GCC unroll 8
+  for (int j = 0; j < 8; ++j) {
+    const __m512i four = weights(j);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      whole[r] = _mm512_dpbusd_epi32(whole[r], four, _mm512_set1_epi32(x[j * R + r]));
+    }
+  }
+  for (int r = 0; r < R; ++r) {
+    dot[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(whole[r]), _mm512_set1_ps(scales[r]), dot[r]);
+  }
+}
+
 template <int R>
-inline void int4_tile(const uint8_t* p, const Linear& linear, const int32_t* x, const float* sums,
-                      __m512 (&y)[R]) {
-  // Entry i is i mod 16 in bf16: the permutation looks at five bits of an index, of which the
-  // fifth belongs to the other code of the byte.
-  const __m512i codes = _mm512_set_epi16(
-      0x4170, 0x4160, 0x4150, 0x4140, 0x4130, 0x4120, 0x4110, 0x4100, 0x40E0, 0x40C0, 0x40A0,
-      0x4080, 0x4040, 0x4000, 0x3F80, 0x0000, 0x4170, 0x4160, 0x4150, 0x4140, 0x4130, 0x4120,
-      0x4110, 0x4100, 0x40E0, 0x40C0, 0x40A0, 0x4080, 0x4040, 0x4000, 0x3F80, 0x0000);
+inline void int4_tile(const uint8_t* p, const Linear& linear, const int32_t* x,
+                      const float* scales, const float* sums, __m512 (&y)[R]) {
+  const __m512i half = _mm512_set1_epi8(15);
   for (int64_t g = linear.groups(); g > 0; --g) {
     const __m512 scale = from_half(p), minimum = from_half(p + 32);
     p += 64;
@@ -218,20 +262,16 @@ inline void int4_tile(const uint8_t* p, const Linear& linear, const int32_t* x, 
       dot[r] = _mm512_setzero_ps();
       sum[r] = 0.0f;
     }
-    for (int64_t b = 0; b < linear.group_blocks; ++b, p += 256, x += 16 * R, sums += R) {
-#pragma GCC unroll 8
-      for (int j = 0; j < 8; ++j) {
-        const __m512i bytes = _mm512_cvtepu8_epi16(
-            _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32 * j)));
-        const __m512bh low = (__m512bh)_mm512_permutexvar_epi16(bytes, codes);
-        const __m512bh high = (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(bytes, 4), codes);
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) {
-          dot[r] = _mm512_dpbf16_ps(dot[r], low, everywhere(x[2 * j * R + r]));
-          dot[r] = _mm512_dpbf16_ps(dot[r], high, everywhere(x[(2 * j + 1) * R + r]));
-        }
-      }
+    for (int64_t b = linear.group_blocks; b > 0; --b) {
+      __m512i bytes;
+      add_block<R>(
+          [&](int j) {
+            if (j % 2 == 0) bytes = _mm512_loadu_si512(p + 32 * j);
+            return _mm512_and_si512(j % 2 == 0 ? bytes : _mm512_srli_epi16(bytes, 4), half);
+          },
+          x, scales, dot);
       for (int r = 0; r < R; ++r) sum[r] += sums[r];
+      p += 256, x += 8 * R, scales += R, sums += R;
     }
     for (int r = 0; r < R; ++r) {
       y[r] = _mm512_fmadd_ps(_mm512_set1_ps(sum[r]), minimum, y[r]);
@@ -242,26 +282,18 @@ inline void int4_tile(const uint8_t* p, const Linear& linear, const int32_t* x, 
 
 template <int R>
 inline void int8_tile(const uint8_t* p, const Linear& linear, const int32_t* x,
-                      __m512 (&y)[R]) {
-  const auto floats = [](const uint8_t* q) {
-    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(q));
-    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
-  };
+                      const float* scales, const float* sums, __m512 (&y)[R]) {
   for (int64_t g = linear.groups(); g > 0; --g) {
     const __m512 scale = from_half(p);
     p += 32;
     __m512 dot[R];
     for (int r = 0; r < R; ++r) dot[r] = _mm512_setzero_ps();
-    for (int64_t b = 0; b < linear.group_blocks; ++b, p += 512, x += 16 * R) {
-#pragma GCC unroll 16
-      for (int j = 0; j < 16; ++j) {
-        const uint8_t* q = p + 32 * j;
-        const __m512bh pairs = _mm512_cvtne2ps_pbh(floats(q + 16), floats(q));
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) {
-          dot[r] = _mm512_dpbf16_ps(dot[r], pairs, everywhere(x[j * R + r]));
-        }
+    for (int64_t b = linear.group_blocks; b > 0; --b) {
+      add_block<R>([&](int j) { return _mm512_loadu_si512(p + 64 * j); }, x, scales, dot);
+      for (int r = 0; r < R; ++r) {
+        dot[r] = _mm512_sub_ps(dot[r], _mm512_set1_ps(128.0f * sums[r]));
       }
+      p += 512, x += 8 * R, scales += R, sums += R;
     }
     for (int r = 0; r < R; ++r) y[r] = _mm512_fmadd_ps(dot[r], scale, y[r]);
   }
@@ -312,10 +344,14 @@ void apply_tile(const Linear& linear, int64_t tile, const Activations& x, int64_
   }
   const uint8_t* weights = linear.tile(tile);
   switch (linear.format) {
-    case Format::int4: int4_tile<R>(weights, linear, x.pairs(row), x.sums(row), y); break;
-    case Format::int8: int8_tile<R>(weights, linear, x.pairs(row), y); break;
-    case Format::bf16: bf16_tile<R>(weights, linear, x.pairs(row), y); break;
-    case Format::fp16: fp16_tile<R>(weights, linear, x.pairs(row), y); break;
+    case Format::int4:
+      int4_tile<R>(weights, linear, x.words(row), x.scales(row), x.sums(row), y);
+      break;
+    case Format::int8:
+      int8_tile<R>(weights, linear, x.words(row), x.scales(row), x.sums(row), y);
+      break;
+    case Format::bf16: bf16_tile<R>(weights, linear, x.words(row), y); break;
+    case Format::fp16: fp16_tile<R>(weights, linear, x.words(row), y); break;
   }
   for (int r = 0; r < R; ++r) use(row + r, y[r]);
 }
@@ -323,16 +359,15 @@ void apply_tile(const Linear& linear, int64_t tile, const Activations& x, int64_
 // The same for all rows, a group at a time: its sums fit into the registers.
 template <class Use>
 void apply(const Linear& linear, int64_t tile, const Activations& x, int64_t rows, Use use) {
-  for (int64_t row = 0; row < rows; row += Activations::kGroup) {
-    switch (std::min(Activations::kGroup, rows - row)) {
+  const int64_t group = Activations::group_of(rows);
+  for (int64_t row = 0; row < rows; row += group) {
+    switch (std::min(group, rows - row)) {
       case 1: apply_tile<1>(linear, tile, x, row, use); break;
       case 2: apply_tile<2>(linear, tile, x, row, use); break;
       case 3: apply_tile<3>(linear, tile, x, row, use); break;
       case 4: apply_tile<4>(linear, tile, x, row, use); break;
       case 5: apply_tile<5>(linear, tile, x, row, use); break;
-      case 6: apply_tile<6>(linear, tile, x, row, use); break;
-      case 7: apply_tile<7>(linear, tile, x, row, use); break;
-      default: apply_tile<8>(linear, tile, x, row, use); break;
+      default: apply_tile<6>(linear, tile, x, row, use); break;
     }
   }
 }
@@ -356,11 +391,11 @@ void copy_row(const Linear& linear, int64_t index, float* out) {
       float& value = out[b * kBlock + k];
       const int64_t place = (k / 2 * kTile + lane) * 2 + k % 2;
       if (linear.format == Format::int4) {
-        const uint8_t both = p[(k / 4 * kTile + lane) * 2 + k % 2];
-        const int code = k / 2 % 2 == 0 ? both & 15 : both >> 4;
+        const uint8_t both = p[(k / 8 * kTile + lane) * 4 + k % 4];
+        const int code = k / 4 % 2 == 0 ? both & 15 : both >> 4;
         value = std::fma(static_cast<float>(code), scale, minimum);
       } else if (linear.format == Format::int8) {
-        value = static_cast<float>(static_cast<int8_t>(p[place])) * scale;
+        value = static_cast<float>(p[(k / 4 * kTile + lane) * 4 + k % 4] - 128) * scale;
       } else if (linear.format == Format::fp16) {
         value = half(p + 32 * k, lane);
       } else {
