@@ -8,10 +8,12 @@ from memspec_core.clock import Clock
 from memspec_core.errors import CheckpointError, MemoryBudgetError
 from memspec_core.iteration import Iteration, IterationSeconds
 from memspec_core.models.target import Target
-from memspec_core.request import PLAIN, GenerationRequest
+from memspec_core.request import LOOKUP, PLAIN, GenerationRequest
 from memspec_core.residency.cache import DraftCache
 from memspec_core.settings import Settings
 from memspec_core.speculation.decoding import Decoding, Interruption
+from memspec_core.speculation.lookup import NgramLookup
+from memspec_core.speculation.planner import Planner
 from memspec_core.speculation.proposal import Draft
 from memspec_core.strategies import Context, Ranking, Strategy
 
@@ -29,11 +31,14 @@ class Controller:
         self,
         target: Target,
         cache: DraftCache,
+        planner: Planner,
         settings: Callable[[], Settings],
         clock: Clock,
     ) -> None:
         self._target = target
         self._cache = cache
+        self._planner = planner
+        self._lookup = NgramLookup()
         self._settings = settings
         self._clock = clock
 
@@ -54,6 +59,8 @@ class Controller:
             prompt_ids,
             request,
             max_new_tokens=request.max_new_tokens or self._settings().default_max_new_tokens,
+            planner=self._planner,
+            lookup=self._lookup_for(request),
             interruption=interruption,
             clock=self._clock,
         )
@@ -70,7 +77,7 @@ class Controller:
         ranking, seconds = self._ranked(strategy, Context(decoding.prompt_ids))
         active, seconds = self._initial_draft(strategy, ranking, seconds)
         self._cache.update(ranking, _name(active))
-        seconds = self._read_prompt(decoding, seconds)
+        seconds = self._read_prompt(decoding, active, seconds)
         while True:
             settings = self._settings()
             for _ in range(settings.scheduling_interval):
@@ -111,9 +118,16 @@ class Controller:
             _LOG.warning("Decoding goes on without the draft %s: %s", name, error)
             return None
 
-    def _read_prompt(self, decoding: Decoding, seconds: IterationSeconds) -> IterationSeconds:
+    def _lookup_for(self, request: GenerationRequest) -> NgramLookup | None:
+        """Return the lookup for requests that leave the choice to the runtime or name it."""
+        wanted = request.draft == LOOKUP or (not request.draft and self._settings().lookup)
+        return self._lookup if wanted else None
+
+    def _read_prompt(
+        self, decoding: Decoding, active: Draft | None, seconds: IterationSeconds
+    ) -> IterationSeconds:
         started = self._clock.now()
-        decoding.read_prompt()
+        decoding.read_prompt(active)
         return replace(seconds, prompt=self._clock.now() - started)
 
 

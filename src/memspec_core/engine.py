@@ -17,7 +17,9 @@ from memspec_core.residency.ledger import Account, Ledger, open_ledger
 from memspec_core.residency.loader import DraftLoader
 from memspec_core.settings import Settings
 from memspec_core.snapshot import TargetSnapshot
+from memspec_core.speculation.calibration import calibrate
 from memspec_core.speculation.chain import IndependentDraft
+from memspec_core.speculation.planner import Planner
 from memspec_core.speculation.proposal import Draft
 from memspec_core.strategies import Context, create_strategy
 
@@ -33,6 +35,7 @@ class Engine:
     ledger: Ledger
     loader: DraftLoader
     cache: DraftCache
+    planner: Planner
     controller: Controller
     threads: int
 
@@ -93,16 +96,17 @@ def load_engine(
         clock,
         on_change,
     )
-    controller = Controller(target, cache, settings, clock)
-    threads = torch.get_num_threads()  # it is this thread's own; others may be told another number
-    engine = Engine(target, drafts, ledger, loader, cache, controller, threads)
     try:
-        _load_first_drafts(engine, chosen, between_parts)
-        _warm_up(target, chosen.draft_length)
+        first = _load_first_drafts(cache, chosen, between_parts)
+        between_parts()
+        planner = Planner(calibrate(target, first, clock))
     except BaseException:
-        engine.close()
+        cache.clear()
+        loader.close()
         raise
-    return engine
+    controller = Controller(target, cache, planner, settings, clock)
+    threads = torch.get_num_threads()  # it is this thread's own; others may be told another number
+    return Engine(target, drafts, ledger, loader, cache, planner, controller, threads)
 
 
 def return_memory() -> None:
@@ -122,17 +126,11 @@ def _load_draft(plan: DraftPlan, target: Target) -> Draft:
 
 
 def _load_first_drafts(
-    engine: Engine, settings: Settings, between_parts: Callable[[], None]
-) -> None:
+    cache: DraftCache, settings: Settings, between_parts: Callable[[], None]
+) -> dict[str, Draft]:
+    first = {}
     ranking = create_strategy(settings).rank(Context(()))
     for name in ranking.order[: settings.resident_capacity]:
         between_parts()
-        engine.cache.require(name)
-
-
-def _warm_up(target: Target, draft_length: int) -> None:
-    """Run the shapes of decoding once, so that the first goal does not pay for it."""
-    for rows in (1, draft_length + 1):
-        target.cache.truncate(0)
-        target.decoder.logits(target.decoder.forward([0] * rows, target.cache))
-    target.cache.truncate(0)
+        first[name] = cache.require(name)
+    return first

@@ -25,6 +25,10 @@ class CheckpointError(MemSpecError):
     """A checkpoint is missing, empty, truncated, corrupt or of an unsupported kind."""
 
 
+class ModelError(MemSpecError):
+    """A model computes what cannot be right."""
+
+
 class VocabularyMismatchError(CheckpointError):
     """A draft's token map differs from its target's."""
 

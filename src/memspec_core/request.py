@@ -6,6 +6,7 @@ from enum import IntEnum
 from memspec_core.errors import RequestError
 
 PLAIN = "none"
+LOOKUP = "lookup"
 """The name that asks for, and stands for, decoding without a draft."""
 
 MAX_PROMPT_BYTES = 1024 * 1024
@@ -55,7 +56,7 @@ class GenerationRequest:
 
     A `prompt` is one user message in the target's chat template, or the text itself if `raw`.
     `max_new_tokens` 0 takes the default of the settings, `draft` is empty for the strategy's
-    choice, a draft's name, or "none"; `time_limit_seconds` 0 sets no limit.
+    choice, a draft's name, "lookup" or "none"; `time_limit_seconds` 0 sets no limit.
     """
 
     prompt: str = ""
@@ -74,8 +75,9 @@ class GenerationRequest:
         """
         self._check_text()
         self._check_numbers()
-        if self.draft not in ("", PLAIN, *draft_names):
-            known = ", ".join((*draft_names, PLAIN))
+        known_names = (*draft_names, LOOKUP, PLAIN)
+        if self.draft and self.draft not in known_names:
+            known = ", ".join(known_names)
             raise RequestError(f"Unknown draft '{self.draft}'; there are: {known}.")
         if self.raw or self.messages:
             return self

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from memspec_core.errors import SettingsError
-from memspec_core.request import PLAIN
+from memspec_core.request import LOOKUP, PLAIN
 
 DEFAULT = "default"
 """The path that stands for the model that the project brings along."""
@@ -131,11 +131,18 @@ PARAMETERS: tuple[Parameter, ...] = (
     ),
     Parameter(
         "draft_length",
-        2,
-        "Gamma: tokens that a draft proposes in one iteration.",
-        minimum=1,
+        0,
+        "Gamma: tokens that are proposed in one iteration; 0 has each iteration propose what "
+        "pays most, by what passes cost here and what was accepted so far, or nothing.",
+        minimum=0,
         maximum=16,
         read_only=False,
+    ),
+    Parameter(
+        "lookup",
+        True,
+        "Whether proposals are also looked up where the last tokens occurred before in prompt or "
+        "answer; takes no memory. A request that names a draft does without.",
     ),
     Parameter("draft_shape", "chain", "Shape of the proposals.", choices=DRAFT_SHAPES),
     Parameter(
@@ -230,6 +237,7 @@ class Settings:
     scheduling_interval: int
     recent_tokens: int
     draft_length: int
+    lookup: bool
     draft_shape: str
     memory_budget_mib: int
     memory_floor_mib: int
@@ -319,10 +327,10 @@ def _draft_names(value: object) -> list[str]:
     if names == [""]:
         return []  # ROS cannot tell the type of an empty list; this stands for it
     for name in names:
-        if not DRAFT_NAME.fullmatch(name) or name == PLAIN:
+        if not DRAFT_NAME.fullmatch(name) or name in (PLAIN, LOOKUP):
             raise SettingsError(
                 f"drafts.names holds '{name}'; a name has letters, digits and _, begins with a "
-                f"letter, and is not '{PLAIN}'."
+                f"letter, and is neither '{PLAIN}' nor '{LOOKUP}'."
             )
         if names.count(name) > 1:
             raise SettingsError(f"drafts.names holds '{name}' twice; names must differ.")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from core.test_cache import HandLoader
-from core.tiny import ManualClock, decode, ids_of, load_draft, make_settings, never
+from core.tiny import EVEN_COSTS, ManualClock, decode, ids_of, load_draft, make_settings, never
 from memspec_core.controller import Controller
 from memspec_core.errors import CheckpointError, PromptTooLongError
 from memspec_core.iteration import Iteration
@@ -17,6 +17,7 @@ from memspec_core.residency.cache import DraftBytes, DraftCache
 from memspec_core.residency.ledger import Ledger
 from memspec_core.residency.loader import FinishedLoad
 from memspec_core.snapshot import DraftState
+from memspec_core.speculation.planner import Planner
 from memspec_core.speculation.proposal import Draft
 from memspec_core.strategies import Context, GeneralStatic, Ranking, StaticStrategy
 
@@ -83,7 +84,9 @@ class Desk:
             capacity,
             self.clock,
         )
-        self.controller = Controller(target, self.cache, lambda: self.settings, self.clock)
+        self.controller = Controller(
+            target, self.cache, Planner(EVEN_COSTS), lambda: self.settings, self.clock
+        )
 
     def run(
         self, strategy: Turning | StaticStrategy, limit: int = 24, **how: object
@@ -221,7 +224,7 @@ def test_times_go_to_their_kinds(desk: Desk) -> None:
     events = list(desk.run(Turning(("other",)), 12))
     first = events[0].seconds
     assert (first.prediction, first.load_wait, first.prompt) == (1.0, pytest.approx(1.0, abs=1), 1)
-    assert all(event.seconds.decode == 1.0 for event in events)
+    assert all(event.seconds.decode == 2.0 for event in events)
     assert all(event.seconds.load_wait == event.seconds.prompt == 0.0 for event in events[1:])
     interval = desk.settings.scheduling_interval
     predictions = [event.seconds.prediction for event in events]

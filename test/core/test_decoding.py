@@ -254,6 +254,7 @@ def test_an_interruption_in_mid_prompt(
     prompt = list(range(500, 600))
     plain = ids_of(decode(target, prompt))
     asked = iter([None, None, *[FinishReason.TIME_LIMIT] * 9])
+    target.cache.truncate(0)  # else the prompt would be known
     events = decode(target, prompt, drafts["itself"], interruption=lambda: next(asked))
     assert target.cache.length == 32
     assert [event.finish_reason for event in events] == [FinishReason.TIME_LIMIT]

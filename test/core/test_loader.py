@@ -23,6 +23,9 @@ class NamedDraft:
     def propose(self, *_: object) -> Proposal:
         return Proposal()
 
+    def read(self, context: object) -> None:
+        pass
+
     def rollback(self, length: int) -> None:
         pass
 

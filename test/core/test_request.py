@@ -67,7 +67,7 @@ def test_empty_prompts(prompt: str, raw: bool) -> None:
         (replace(GOOD, stop=("a" * 1025,)), "stop string"),
         (replace(GOOD, stop=("a",) * 17), "stop strings"),
         (replace(GOOD, draft="poetry"), "'poetry'"),
-        (replace(GOOD, draft="General"), "general, code, none"),
+        (replace(GOOD, draft="General"), "general, code, lookup, none"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -132,7 +132,7 @@ def test_what_may_change_while_running() -> None:
     [
         ("target.path", "/x", "cannot change"),
         ("queue_size", 4, "cannot change"),
-        ("draft_length", 0, "between"),
+        ("draft_length", -1, "between"),
         ("draft_length", math.nan, "draft_length"),
         ("drafts.general.path", "/x", "Unknown|cannot change"),
         ("nonsense", 1, "Unknown"),

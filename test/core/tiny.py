@@ -24,13 +24,16 @@ from memspec_core.models.kv_cache import KeyValueCache
 from memspec_core.models.target import Target, plan_target
 from memspec_core.request import FinishReason, GenerationRequest, SamplingSettings
 from memspec_core.settings import Settings
+from memspec_core.speculation.calibration import MOST_ROWS, Costs
 from memspec_core.speculation.chain import IndependentDraft
 from memspec_core.speculation.decoding import Decoding
+from memspec_core.speculation.planner import Planner
 from memspec_core.speculation.proposal import Draft
 
 CPU = torch.device("cpu")
 LATER_LAYERS = 0.15
 VOCABULARY = 49152
+EVEN_COSTS = Costs((1.0,) * MOST_ROWS)
 SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 64,
@@ -122,12 +125,13 @@ def decode(
         prompt_ids,
         GenerationRequest(prompt="-", **request),
         max_new_tokens=max_new_tokens,
+        planner=Planner(EVEN_COSTS),
         interruption=interruption,
         clock=ManualClock(),
     )
     events: list[Iteration] = []
     try:
-        decoding.read_prompt()
+        decoding.read_prompt(None)
         while not decoding.ended:
             draft = choose(len(events))
             wanted = "none" if draft is None else draft.name
@@ -177,11 +181,16 @@ def make_settings(target: Path, drafts: dict[str, Path] | None = None, **more: A
         "context_tokens": 256,
         "max_prompt_tokens": 200,
         "default_max_new_tokens": 16,
+        "draft_length": 2,
+        "lookup": False,
         "memory.floor_mib": 0,
         "memory.budget_mib": 2000,
     }
     values |= {f"drafts.{name}.path": str(path) for name, path in drafts.items()}
-    return Settings.from_parameters(values | {k.replace("__", "."): v for k, v in more.items()})
+    fixed: dict[str, object] = {"draft_length": 2, "lookup": False}
+    return Settings.from_parameters(
+        fixed | values | {k.replace("__", "."): v for k, v in more.items()}
+    )
 
 
 def sampling(temperature: float = 1.0, **more: Any) -> SamplingSettings:

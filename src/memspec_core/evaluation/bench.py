@@ -45,6 +45,9 @@ _LOG = logging.getLogger(__name__)
 PLAIN_NAME = "plain"
 """The configuration that all others are measured against."""
 
+ASSISTED_LENGTH = 2
+"""What assisted generation proposes where our own drafts' length is not fixed."""
+
 _WARM_UP_PROMPT = "Name three metals."
 _WARM_UP_TOKENS = 8
 
@@ -121,14 +124,14 @@ class BenchPlan:
 
     def _with_peer(self, peer: str) -> Configuration:
         # 0 is a length that is found while running, which the peer does not do.
-        length = self.draft_lengths[0] or 1 if peer == ASSISTED else None
+        length = self.draft_lengths[0] or ASSISTED_LENGTH if peer == ASSISTED else None
         return Configuration(peer, draft="", draft_length=length, peer=peer)
 
     def _with_draft(self, draft: str, length: int) -> Configuration:
-        return Configuration(f"{draft} γ={length}", draft=draft, draft_length=length)
+        return Configuration(_label(draft, length), draft=draft, draft_length=length)
 
     def _with_strategy(self, strategy: str, length: int) -> Configuration:
-        name = f"{strategy} γ={length}"
+        name = _label(strategy, length)
         return Configuration(name, draft="", strategy=strategy, draft_length=length)
 
 
@@ -354,7 +357,7 @@ class _Bench:
         plan = PeerPlan(
             checkpoint=self._checkpoint,
             draft=self._plan.assisting_draft(),
-            draft_length=lengths.get(ASSISTED) or 1,
+            draft_length=lengths.get(ASSISTED) or ASSISTED_LENGTH,
             device=self._settings.device,
             threads=target.threads,
             context_tokens=target.context_tokens,
@@ -442,3 +445,7 @@ def _short_names(files: Sequence[Path]) -> list[str]:
     while len({part[-depth:] for part in parts}) < len({*parts}):
         depth += 1
     return ["/".join(part[-depth:]) for part in parts]
+
+
+def _label(what: str, length: int) -> str:
+    return f"{what} γ={length}" if length else what

@@ -1,6 +1,7 @@
 """A preallocated key-value cache that rolls back by forgetting its newest rows."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 
@@ -15,7 +16,7 @@ class KeyValueCache:
 
     `rows` [layers, 2 · kv_heads, capacity or a little more, head_size]: the keys' heads first,
     then the values'; how positions lie within a head is the decoder's affair.
-    Rows from `length` on are free; rolling back is setting `length` lower.
+    Rows from `length` on are free; rolling back is forgetting the newest `token_ids`.
     """
 
     def __init__(
@@ -24,7 +25,12 @@ class KeyValueCache:
         self.rows = torch.zeros(_shape(config, capacity), dtype=dtype, device=device)
         self.layers = tuple(self.rows.unbind(0))
         self.capacity = capacity
-        self.length = 0
+        self.token_ids: list[int] = []
+
+    @property
+    def length(self) -> int:
+        """How many positions are taken."""
+        return len(self.token_ids)
 
     @staticmethod
     def bytes_for(config: DecoderConfig, capacity: int, dtype: torch.dtype) -> int:
@@ -33,7 +39,19 @@ class KeyValueCache:
 
     def truncate(self, length: int) -> None:
         """Forget all rows from `length` on; a longer length than there is changes nothing."""
-        self.length = min(self.length, length)
+        del self.token_ids[length:]
+
+    def keep_common(self, token_ids: Sequence[int]) -> None:
+        """Forget what does not begin as `token_ids` do."""
+        self.truncate(common_length(self.token_ids, token_ids))
+
+
+def common_length(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return how many tokens two sequences have in common at their beginning."""
+    most = min(len(one), len(other))
+    if list(one[:most]) == list(other[:most]):
+        return most
+    return next(place for place in range(most) if one[place] != other[place])
 
 
 def _shape(config: DecoderConfig, capacity: int) -> tuple[int, int, int, int]:

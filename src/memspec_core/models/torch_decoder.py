@@ -44,7 +44,7 @@ class TorchDecoder(Decoder):
             normed = self._normed(hidden, layer.post_norm)
             gate, up = layer.gate_up(normed).chunk(2, dim=-1)
             hidden = hidden + layer.down(F.silu(gate) * up)
-        cache.length = start + count
+        cache.token_ids.extend(token_ids)
         return hidden
 
     @torch.inference_mode()

@@ -30,6 +30,7 @@ class IndependentDraft:
 
     def propose(self, context: Sequence[int], length: int, sampler: Sampler) -> Proposal:
         """Propose up to `length` tokens after the context; none where the cache is full."""
+        self._cache.keep_common(context[:-1])
         length = min(length, self._cache.capacity - len(context) + 1)
         if length <= 0:
             return Proposal()
@@ -48,17 +49,25 @@ class IndependentDraft:
             logits = self._next_logits([token_ids[-1]])
         return Proposal(tuple(token_ids), torch.stack(probabilities) if probabilities else None)
 
+    def read(self, context: Sequence[int]) -> None:
+        """Feed all of the context but its last token, as far as there is room."""
+        known = context[: min(len(context) - 1, self._cache.capacity)]
+        self._cache.keep_common(known)
+        self._feed(known)
+
     def rollback(self, length: int) -> None:
         """Forget everything after the first `length` tokens of the context."""
         self._cache.truncate(length)
 
     def _catch_up(self, context: Sequence[int]) -> torch.Tensor:
         """Feed what the cache has not seen; return the logits after the context [m]."""
-        self._cache.truncate(len(context) - 1)
-        unseen = list(context[self._cache.length :])
-        for first in range(0, len(unseen), _CATCH_UP_ROWS):
-            logits = self._next_logits(unseen[first : first + _CATCH_UP_ROWS])
-        return logits
+        self._feed(context[: len(context) - _CATCH_UP_ROWS])
+        return self._next_logits(list(context[self._cache.length :]))
+
+    def _feed(self, token_ids: Sequence[int]) -> None:
+        """Feed what the cache has not seen of these tokens, with which it agrees so far."""
+        for first in range(self._cache.length, len(token_ids), _CATCH_UP_ROWS):
+            self._decoder.forward(list(token_ids[first : first + _CATCH_UP_ROWS]), self._cache)
 
     def _next_logits(self, token_ids: list[int]) -> torch.Tensor:
         hidden = self._decoder.forward(token_ids, self._cache)

@@ -1,23 +1,30 @@
 """One generation on the target: its context, KV caches and answer, iteration by iteration."""
 
+import math
 from collections.abc import Callable, Sequence
 from weakref import WeakValueDictionary
 
 import torch
 
 from memspec_core.clock import Clock
-from memspec_core.errors import PromptTooLongError
+from memspec_core.errors import ModelError, PromptTooLongError
 from memspec_core.iteration import Iteration, IterationSeconds
 from memspec_core.models.target import Target
 from memspec_core.models.text import Piece
-from memspec_core.request import PLAIN, FinishReason, GenerationRequest
+from memspec_core.request import LOOKUP, PLAIN, FinishReason, GenerationRequest
 from memspec_core.speculation.acceptance import accept_greedy, accept_sampled
 from memspec_core.speculation.answer import Answer
+from memspec_core.speculation.calibration import MOST_ROWS
+from memspec_core.speculation.lookup import NgramLookup
+from memspec_core.speculation.planner import Candidate, Plan, Planner, fixed_plan
 from memspec_core.speculation.proposal import Draft, Proposal
 from memspec_core.speculation.sampling import Sampler
 
 PROMPT_ROWS = 256
 """Prompt tokens in one pass; an interruption is seen between passes."""
+
+SURE_MATCH = 3
+"""Where the length is fixed, a lookup that matched so many tokens goes before a draft."""
 
 Interruption = Callable[[], FinishReason | None]
 
@@ -25,9 +32,10 @@ Interruption = Callable[[], FinishReason | None]
 class Decoding:
     """Draft-and-verify over one context.
 
+    `planner` chooses what each iteration proposes; with a `lookup` that competes with the draft.
     `interruption` is asked before each iteration and each part of the prompt; a reason that it
-    gives ends the generation with what there is. `close` rolls every KV cache back to tokens
-    that are part of the context.
+    gives ends the generation with what there is. What the target's cache holds of the prompt from
+    the generation before is kept. `close` rolls every KV cache back to tokens of the context.
     """
 
     def __init__(
@@ -37,6 +45,8 @@ class Decoding:
         request: GenerationRequest,
         *,
         max_new_tokens: int,
+        planner: Planner,
+        lookup: NgramLookup | None = None,
         interruption: Interruption,
         clock: Clock,
     ) -> None:
@@ -51,6 +61,8 @@ class Decoding:
         self._context = list(prompt_ids)
         self._prompt_tokens = len(prompt_ids)
         self._sampler = Sampler(request.sampling, target.decoder.device)
+        self._planner = planner if self._sampler.greedy else planner.untimed()
+        self._lookup = lookup
         self._answer = Answer(
             target.tokenizer.decode,
             stop=request.stop,
@@ -62,7 +74,7 @@ class Decoding:
         # Weak, since a draft that the cache evicts in mid-answer must be free at once.
         self._drafts: WeakValueDictionary[int, Draft] = WeakValueDictionary()
         self._iterations = 0
-        target.cache.truncate(0)
+        target.cache.keep_common(prompt_ids[:-1])
 
     @property
     def ended(self) -> bool:
@@ -78,38 +90,52 @@ class Decoding:
         """Return the last `count` generated tokens, or all where there are fewer."""
         return self._context[max(self._prompt_tokens, len(self._context) - count) :]
 
-    def read_prompt(self) -> None:
-        """Fill the target's cache with all of the prompt but its last token."""
+    def read_prompt(self, draft: Draft | None) -> None:
+        """Feed all of the prompt but its last token: to the target, and to a draft that pays."""
         last = self._prompt_tokens - 1
-        for first in range(0, last, PROMPT_ROWS):
+        for first in range(self._target.cache.length, last, PROMPT_ROWS):
             if self._interruption() is not None:
                 return
             self._feed(self._context[first : min(first + PROMPT_ROWS, last)])
+        if draft is not None and self._planner.pays(draft.name):
+            draft.read(self._context)
+            self._drafts[id(draft)] = draft
 
     def iterate(
         self, draft: Draft | None, wanted: str, length: int, seconds: IterationSeconds
     ) -> Iteration:
-        """Run one iteration of up to `length` proposals; plain decoding without a draft.
+        """Run one iteration with `length` proposals, or with what the planner chooses if it is 0.
 
-        `seconds` tells what was spent before; the time of drafting and verifying is added.
+        Plain decoding without a draft or lookup. `seconds` tells what was spent before; the time
+        of drafting and verifying is added.
         """
         self._answer.finish_reason = self._interruption()
         if self.ended:
             return self._event(_name(draft), wanted, seconds, self._answer.take())
         started = self._clock.now()
-        proposal = self._proposed(draft, length)
+        room = min(self._answer.remaining_tokens - 1, MOST_ROWS - 1)
+        plan, proposal = self._proposed(draft, room, length)
+        name = plan.source if proposal.token_ids else PLAIN
+        drafted = self._clock.now()
         accepted, tokens = self._verified(proposal)
         committed = self._answer.extend(tokens)
         self._commit(tokens[:committed])
-        spent = IterationSeconds(
-            self._clock.now() - started, seconds.prediction, seconds.load_wait, seconds.prompt
+        verified = self._clock.now()
+        self._planner.observe(
+            plan.name if proposal.token_ids else PLAIN,
+            len(proposal.token_ids),
+            accepted,
+            drafted - started,
+            verified - drafted,
         )
-        if draft is not None and not proposal.token_ids:
-            # Nothing proposed: the answer's last token, the draft's own context is full, or a
-            # lookup found nothing.
-            draft, wanted = None, PLAIN
+        spent = IterationSeconds(
+            verified - started, seconds.prediction, seconds.load_wait, seconds.prompt
+        )
+        unable = draft is not None and name == PLAIN and (plan.length > 0 or room <= 0)
+        if _name(draft) == wanted or unable:
+            wanted = name  # nothing better was missing from memory
         return self._event(
-            _name(draft),
+            name,
             wanted,
             spent,
             self._answer.take(),
@@ -126,14 +152,28 @@ class Decoding:
         """Leave every cache with rows of the context only."""
         self._roll_back()
 
-    def _proposed(self, draft: Draft | None, length: int) -> Proposal:
-        length = min(length, self._answer.remaining_tokens - 1)
-        if draft is None or length <= 0:
-            return Proposal()
-        if id(draft) not in self._drafts:
-            draft.rollback(0)
-            self._drafts[id(draft)] = draft
-        return draft.propose(self._context, length, self._sampler)
+    def _proposed(self, draft: Draft | None, room: int, length: int) -> tuple[Plan, Proposal]:
+        """Return what is proposed, and the plan that it follows."""
+        looked_up = Proposal()
+        if self._lookup is not None and room > 0:
+            looked_up = self._lookup.propose(self._context, room, self._sampler)
+        plan = self._plan(draft, looked_up, room, length)
+        if draft is None or plan.name != draft.name:
+            return plan, looked_up.cut(plan.length)
+        self._drafts[id(draft)] = draft
+        return plan, draft.propose(self._context, plan.length, self._sampler)
+
+    def _plan(self, draft: Draft | None, looked_up: Proposal, room: int, length: int) -> Plan:
+        candidates = []
+        if draft is not None and room > 0:
+            candidates.append(Candidate(draft.name, room))
+        if looked_up.token_ids:
+            found = Candidate(f"{LOOKUP} {looked_up.matched}", len(looked_up.token_ids))
+            surer = looked_up.matched >= SURE_MATCH
+            candidates.insert(0 if surer else len(candidates), found)
+        if length:
+            return fixed_plan(candidates, length)
+        return self._planner.choose(candidates)
 
     def _verified(self, proposal: Proposal) -> tuple[int, list[int]]:
         """Return how many proposals the target accepts, and the tokens that result."""
@@ -141,12 +181,22 @@ class Decoding:
         unseen = self._context[self._target.cache.length :]
         hidden = self._feed([*unseen, *proposed])
         logits = self._target.decoder.logits(hidden[-1 - len(proposed) :])
+        best = logits.max(dim=-1)
+        self._require_numbers(best.values)
         if self._sampler.greedy:
-            accepted, extra = accept_greedy(proposed, logits.argmax(dim=-1).tolist())
+            accepted, extra = accept_greedy(proposed, best.indices.tolist())
         else:
             p = self._sampler.distribution(logits)
             accepted, extra = accept_sampled(proposed, proposal.probabilities, p, self._sampler)
         return accepted, [*proposed[:accepted], extra]
+
+    def _require_numbers(self, largest_logits: torch.Tensor) -> None:
+        if not math.isfinite(float(largest_logits.sum())):
+            self._target.cache.truncate(0)  # its rows are no good either
+            raise ModelError(
+                f"The target {self._target.checkpoint.path} computed logits that are no finite "
+                f"numbers, in dtype {self._target.dtype}; check the checkpoint, or take dtype fp32."
+            )
 
     def _commit(self, tokens: Sequence[int]) -> None:
         self._context.extend(tokens)

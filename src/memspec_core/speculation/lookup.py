@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 
+from memspec_core.request import LOOKUP
 from memspec_core.speculation.proposal import Proposal
 from memspec_core.speculation.sampling import Sampler
-
-LOOKUP = "lookup"
 
 
 class NgramLookup:
@@ -46,6 +45,10 @@ class NgramLookup:
             if end is not None:
                 return Proposal(tuple(self._tokens[end : end + length]), matched=len(ngram))
         return Proposal()
+
+    def read(self, context: Sequence[int]) -> None:
+        """Take in the context."""
+        self._catch_up(context)
 
     def rollback(self, length: int) -> None:
         """Forget everything after the first `length` tokens of the context."""

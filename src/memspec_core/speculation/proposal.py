@@ -22,6 +22,11 @@ class Proposal:
     probabilities: torch.Tensor | None = None
     matched: int = 0
 
+    def cut(self, length: int) -> "Proposal":
+        """Return the first `length` tokens."""
+        probabilities = None if self.probabilities is None else self.probabilities[:length]
+        return Proposal(self.token_ids[:length], probabilities, self.matched)
+
 
 class Draft(Protocol):
     """What proposes: a resident model with a KV cache of its own, or a lookup.
@@ -34,6 +39,10 @@ class Draft(Protocol):
 
     def propose(self, context: Sequence[int], length: int, sampler: Sampler) -> Proposal:
         """Propose up to `length` tokens after the context; fewer, or none, where it cannot."""
+        ...
+
+    def read(self, context: Sequence[int]) -> None:
+        """Take the context in ahead of the first proposal."""
         ...
 
     def rollback(self, length: int) -> None:

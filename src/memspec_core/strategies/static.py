@@ -3,18 +3,18 @@
 from collections.abc import Sequence
 
 from memspec_core.iteration import Iteration
-from memspec_core.request import PLAIN
+from memspec_core.request import LOOKUP, PLAIN
 from memspec_core.strategies.base import Context, Ranking
 
 
 class StaticStrategy:
-    """Always the same draft; "none" wants no draft at all."""
+    """Always the same draft; "none" and "lookup" want none in memory."""
 
     name = "static"
     insists = True
 
     def __init__(self, draft: str) -> None:
-        self._ranking = Ranking({} if draft == PLAIN else {draft: 1.0})
+        self._ranking = Ranking({} if draft in (PLAIN, LOOKUP) else {draft: 1.0})
 
     def rank(self, context: Context) -> Ranking:
         """Rank the one draft alone."""

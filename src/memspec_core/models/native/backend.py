@@ -97,7 +97,7 @@ class NativeDecoder(Decoder):
         hidden: torch.Tensor = self._step.forward(
             token_ids, cache.rows, cache.length, [], torch.get_num_threads()
         )
-        cache.length += len(token_ids)
+        cache.token_ids.extend(token_ids)
         return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

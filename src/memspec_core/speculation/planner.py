@@ -1,0 +1,202 @@
+"""Which proposal pays: a draft's, a lookup's or none, and how long it should be.
+
+An iteration with a chain of length g from a draft with step cost c yields E tokens in
+g·c + v(g + 1) seconds, where v(n) is a pass of n rows over the target; a plain one yields one
+token in v(1). The planner takes what yields most a second, by the acceptance seen so far. A
+source that does not pay is left alone and tried again now and then.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from memspec_core.request import PLAIN
+from memspec_core.speculation.calibration import NOMINAL, Costs
+
+MEMORY = 0.97
+"""Weight of the past in an acceptance: it looks back on some thirty iterations."""
+
+ON_AGAIN = 1.05
+"""What a source that was left alone must promise over plain decoding; while it runs, 1."""
+
+FIRST_PAUSE = 16
+LONGEST_PAUSE = 256
+"""Iterations until a source that does not pay is tried again; doubled each time in vain."""
+
+TIMING_WEIGHT = 0.1
+"""Weight of the newest iteration in what passes and steps cost now."""
+
+PRIOR = 0.5
+PRIOR_WEIGHT = 4.0
+"""The acceptance that is assumed before any is seen, and the iterations that it counts for."""
+
+
+@dataclass
+class _Acceptance:
+    """A share of accepted proposals that forgets slowly."""
+
+    accepted: float = PRIOR * PRIOR_WEIGHT
+    seen: float = PRIOR_WEIGHT
+
+    @property
+    def share(self) -> float:
+        return self.accepted / self.seen
+
+    def add(self, accepted: bool) -> None:
+        self.accepted = MEMORY * self.accepted + accepted
+        self.seen = MEMORY * self.seen + 1.0
+
+
+@dataclass
+class _Source:
+    """One draft, or lookups of one certainty: its acceptance, its step cost, and whether it pays.
+
+    The first proposal has an acceptance of its own: where it is right, the next is likelier so.
+    """
+
+    step_seconds: float
+    first: _Acceptance = field(default_factory=_Acceptance)
+    later: _Acceptance = field(default_factory=_Acceptance)
+    pays: bool = True
+    idle: int = 0
+    pause: int = FIRST_PAUSE
+
+    def tokens(self, length: int) -> float:
+        """Return the tokens that an iteration of `length` proposals is expected to yield."""
+        total, likely = 1.0, self.first.share
+        for _ in range(length):
+            total += likely
+            likely *= self.later.share
+        return total
+
+    def add(self, proposed: int, accepted: int) -> None:
+        self.first.add(accepted > 0)
+        for index in range(1, min(accepted + 1, proposed)):
+            self.later.add(index < accepted)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A source that could propose now, and how many tokens at the most.
+
+    The name of a lookup says how much it matched as well: each certainty has an acceptance.
+    """
+
+    name: str
+    most: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the next iteration does: the source's name, or "none", and the length to ask for."""
+
+    name: str = PLAIN
+    length: int = 0
+
+    @property
+    def source(self) -> str:
+        """The name of the draft, "lookup" or "none"."""
+        return self.name.split(" ")[0]
+
+
+class Planner:
+    """Chooses the source and length of each iteration; lives as long as the target.
+
+    With `timed` false it takes the costs as they are given, whatever passes take in truth.
+    """
+
+    def __init__(self, costs: Costs, timed: bool = True) -> None:
+        self._costs = costs
+        self._timed = timed
+        self._slowdown = 1.0
+        self._sources: dict[str, _Source] = {}
+        self._last = PLAIN
+        self.plan = Plan()
+
+    def untimed(self) -> "Planner":
+        """Return a planner for one generation, which no measured time nor earlier one sways.
+
+        What is drawn depends on what was proposed: so a seed repeats its text.
+        """
+        return Planner(NOMINAL, timed=False)
+
+    def pays(self, name: str) -> bool:
+        """Whether a source is thought to pay, as one is that was never seen."""
+        return name not in self._sources or self._sources[name].pays
+
+    def choose(self, candidates: Iterable[Candidate]) -> Plan:
+        """Return the plan of the next iteration."""
+        plain = 1.0 / self._pass_seconds(1)
+        best_rate, best, probe = plain, Plan(), Plan()
+        for candidate in candidates:
+            source = self._source(candidate.name)
+            rate, length = self._best_length(source, candidate.most)
+            source.pays = rate > plain * (1.0 if source.pays else ON_AGAIN)
+            if source.pays:
+                source.pause, source.idle = FIRST_PAUSE, 0
+                if rate > best_rate:
+                    best_rate, best = rate, Plan(candidate.name, length)
+            else:
+                source.idle += 1
+                if source.idle >= source.pause:
+                    probe = Plan(candidate.name, 1)
+        self.plan = probe if probe.length and not best.length else best
+        return self.plan
+
+    def observe(
+        self,
+        name: str,
+        proposed: int,
+        accepted: int,
+        draft_seconds: float,
+        verify_seconds: float,
+    ) -> None:
+        """See what an iteration of a source (or "none") did, and what its two halves took."""
+        if self._timed:
+            self._observe_times(name, proposed, draft_seconds, verify_seconds)
+        self._last = name
+        if not proposed:
+            return
+        source = self._source(name)
+        source.add(proposed, accepted)
+        if not source.pays:
+            source.idle = 0
+            source.pause = min(2 * source.pause, LONGEST_PAUSE)
+
+    def _best_length(self, source: _Source, most: int) -> tuple[float, int]:
+        rates = (
+            (self._rate(source, length), length)
+            for length in range(1, min(most, self._costs.most_rows - 1) + 1)
+        )
+        return max(rates, default=(0.0, 0))
+
+    def _rate(self, source: _Source, length: int) -> float:
+        seconds = length * source.step_seconds + self._pass_seconds(length + 1)
+        return source.tokens(length) / seconds
+
+    def _pass_seconds(self, rows: int) -> float:
+        return self._costs.verify_seconds[rows - 1] * self._slowdown
+
+    def _observe_times(
+        self, name: str, proposed: int, draft_seconds: float, verify_seconds: float
+    ) -> None:
+        """Follow what a pass takes now: it grows with the context and with what else runs."""
+        if 0 < proposed + 1 <= self._costs.most_rows:
+            ratio = verify_seconds / self._costs.verify_seconds[proposed]
+            self._slowdown += TIMING_WEIGHT * (min(max(ratio, 0.2), 5.0) - self._slowdown)
+        if proposed and name == self._last:  # else it had to catch up with the context
+            source = self._source(name)
+            step = draft_seconds / proposed
+            source.step_seconds += TIMING_WEIGHT * (step - source.step_seconds)
+
+    def _source(self, name: str) -> _Source:
+        if name not in self._sources:
+            self._sources[name] = _Source(self._costs.step_seconds(name))
+        return self._sources[name]
+
+
+def fixed_plan(candidates: Sequence[Candidate], length: int) -> Plan:
+    """Return the plan where the user has fixed the length: the surest source, always."""
+    for candidate in candidates:
+        if candidate.most > 0:
+            return Plan(candidate.name, min(length, candidate.most))
+    return Plan()

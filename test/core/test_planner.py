@@ -1,0 +1,126 @@
+"""What the planner proposes, by costs and acceptance."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memspec_core.speculation.calibration import NOMINAL, Costs
+from memspec_core.speculation.planner import FIRST_PAUSE, Candidate, Plan, Planner
+
+FLAT = Costs((1.0,) * 16, {"good": 0.1, "bad": 0.1})
+STEEP = Costs(tuple(1.0 + rows for rows in range(16)), {"good": 0.1})
+GOOD, BAD = Candidate("good", 15), Candidate("bad", 15)
+
+
+def teach(planner: Planner, name: str, accepted: int, proposed: int = 4, times: int = 60) -> None:
+    for _ in range(times):
+        planner.observe(name, proposed, accepted, 0.1 * proposed, 1.0)
+
+
+def test_a_draft_that_was_never_seen_is_tried() -> None:
+    assert Planner(FLAT).choose([GOOD]).name == "good"
+
+
+def test_without_a_source_decoding_is_plain() -> None:
+    assert Planner(FLAT).choose([]) == Plan("none", 0)
+
+
+def test_the_better_draft_proposes_the_longer() -> None:
+    planner = Planner(FLAT, timed=False)
+    teach(planner, "good", 4)
+    long = planner.choose([GOOD, BAD])
+    assert (long.name, long.length) == ("good", 15)
+    teach(planner, "good", 1)
+    assert 1 <= planner.choose([GOOD]).length < 5
+
+
+def test_never_more_than_there_is_room_for() -> None:
+    planner = Planner(FLAT, timed=False)
+    teach(planner, "good", 4)
+    assert planner.choose([Candidate("good", 3)]).length == 3
+
+
+def test_rows_that_cost_as_much_as_tokens_are_not_worth_it() -> None:
+    planner = Planner(STEEP, timed=False)
+    teach(planner, "good", 4)
+    assert planner.choose([GOOD]) == Plan()
+
+
+def test_a_lookup_costs_nothing_and_each_certainty_counts_for_itself() -> None:
+    planner = Planner(FLAT, timed=False)
+    teach(planner, "lookup 4", 3, proposed=3)
+    teach(planner, "lookup 2", 0, proposed=3)
+    assert planner.choose([Candidate("lookup 4", 3)]).source == "lookup"
+    assert planner.choose([Candidate("lookup 2", 3)]).length <= 3
+    assert planner.pays("lookup 4")
+
+
+def test_a_draft_that_is_always_wrong_is_tried_ever_less_often() -> None:
+    planner = Planner(NOMINAL, timed=False)
+    used = []
+    for iteration in range(2000):
+        plan = planner.choose([BAD])
+        planner.observe(plan.name, plan.length, 0, 0.1, 1.0)
+        if plan.length:
+            used.append(iteration)
+    assert len([iteration for iteration in used if iteration < 30]) < 20
+    later = [iteration for iteration in used if iteration >= 100]
+    assert 2 <= len(later) < 15
+    assert later[-1] - later[-2] > 2 * FIRST_PAUSE
+
+
+def test_a_draft_that_turned_good_is_taken_up_again() -> None:
+    planner = Planner(NOMINAL, timed=False)
+    for _ in range(300):
+        plan = planner.choose([BAD])
+        planner.observe(plan.name, plan.length, 0, 0.1, 1.0)
+    assert not planner.pays("bad")
+    for _ in range(6000):
+        plan = planner.choose([BAD])
+        planner.observe(plan.name, plan.length, plan.length, 0.1, 1.0)
+    assert planner.pays("bad")
+    assert planner.choose([BAD]).length > 3
+
+
+def test_passes_that_became_slow_make_steps_cheap() -> None:
+    """A growing context makes a pass dearer: then longer proposals pay."""
+    planner = Planner(Costs(tuple(1.0 + 0.1 * rows for rows in range(16)), {"good": 0.2}))
+    for _ in range(60):
+        planner.observe("good", 4, 3, 0.8, 1.4)
+    short = planner.choose([GOOD]).length
+    for _ in range(60):
+        planner.observe("good", 4, 3, 0.8, 5.6)
+    assert planner.choose([GOOD]).length > short
+
+
+def test_an_untimed_planner_repeats_itself() -> None:
+    measured = Planner(FLAT)
+    teach(measured, "good", 0)
+    assert measured.untimed().choose([GOOD]) == Planner(STEEP).untimed().choose([GOOD])
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["good", "bad", "lookup 3", "new"]),
+            st.integers(0, 20),
+            st.integers(0, 20),
+            st.floats(0, 10),
+            st.floats(0, 10),
+        ),
+        max_size=40,
+    )
+)
+def test_whatever_was_seen_a_plan_fits(events: list[tuple[str, int, int, float, float]]) -> None:
+    planner = Planner(FLAT)
+    for name, proposed, accepted, drafted, verified in events:
+        planner.observe(name, proposed, min(accepted, proposed), drafted, verified)
+        plan = planner.choose([GOOD, Candidate("lookup 3", 2)])
+        assert 0 <= plan.length <= (2 if plan.source == "lookup" else 15)
+        assert plan.source in ("good", "lookup", "none")
+
+
+@pytest.mark.parametrize("name", ["lookup", "lookup 2"])
+def test_lookups_take_no_time(name: str) -> None:
+    assert FLAT.step_seconds(name) == 0.0
+    assert FLAT.step_seconds("unknown") > 0.0
