@@ -49,6 +49,8 @@ class Engine:
             device=str(self.target.decoder.device),
             threads=self.threads,
             context_tokens=self.target.context_tokens,
+            pass_seconds=self.planner.costs.verify_seconds,
+            read_bytes_per_second=self.planner.costs.read_bytes_per_second,
         )
 
     def close(self) -> None:

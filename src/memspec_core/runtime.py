@@ -17,8 +17,9 @@ from memspec_core.errors import (
     UnknownDraftError,
 )
 from memspec_core.generation import Generation, Listener
+from memspec_core.iteration import Iteration
 from memspec_core.measurement.counters import RuntimeCounters
-from memspec_core.request import FinishReason, GenerationRequest
+from memspec_core.request import LOOKUP, PLAIN, FinishReason, GenerationRequest
 from memspec_core.settings import Settings
 from memspec_core.snapshot import (
     DraftSnapshot,
@@ -201,6 +202,7 @@ class Runtime:
             active=self._active,
             wanted=self._wanted,
             drafts=self._draft_snapshots(engine),
+            proposal=engine.planner.plan.describe() if engine else "",
             target=engine.describe_target() if engine else TargetSnapshot(),
             memory=engine.ledger.snapshot() if engine else MemorySnapshot(),
             loads=engine.cache.counters() if engine else LoadCounters(),
@@ -336,7 +338,7 @@ class Runtime:
             for iteration in iterations:
                 self._counters.count_iteration(iteration)
                 generation.record(iteration, self._clock.now())
-                self._show(iteration.draft, iteration.wanted)
+                self._show(iteration)
                 self._run_commands()
                 reason = iteration.finish_reason or reason
         return reason
@@ -344,10 +346,13 @@ class Runtime:
     def _strategy(self, request: GenerationRequest) -> Strategy:
         return StaticStrategy(request.draft) if request.draft else create_strategy(self._settings)
 
-    def _show(self, active: str, wanted: str) -> None:
-        if (active, wanted) != (self._active, self._wanted):
-            self._active, self._wanted = active, wanted
-            self._on_change()
+    def _show(self, iteration: Iteration) -> None:
+        shown = (iteration.draft, iteration.wanted)
+        by_choice = iteration.draft in (PLAIN, LOOKUP) and not iteration.fallback
+        if shown == (self._active, self._wanted) or (by_choice and self._active):
+            return  # what the planner prefers from one iteration to the next is no change of draft
+        self._active, self._wanted = shown
+        self._on_change()
 
     def _run_commands(self) -> None:
         while self._commands:

@@ -86,7 +86,11 @@ class GenerationCounters:
 
 @dataclass(frozen=True)
 class TargetSnapshot:
-    """The target as it is loaded, and what computes it."""
+    """The target as it is loaded, what computes it, and what that costs.
+
+    `pass_seconds[n - 1]` of a pass of n rows, as measured when it was loaded, like the memory's
+    `read_bytes_per_second`.
+    """
 
     path: str = ""
     family: str = ""
@@ -95,11 +99,16 @@ class TargetSnapshot:
     device: str = ""
     threads: int = 0
     context_tokens: int = 0
+    pass_seconds: tuple[float, ...] = ()
+    read_bytes_per_second: float = 0.0
 
 
 @dataclass(frozen=True)
 class RuntimeSnapshot:
-    """Everything that status messages, services and diagnostics show."""
+    """Everything that status messages, services and diagnostics show.
+
+    `proposal`: what the next iteration proposes, in words.
+    """
 
     resident_capacity: int
     scheduling_interval: int
@@ -113,6 +122,7 @@ class RuntimeSnapshot:
     queue_length: int = 0
     active: str = ""
     wanted: str = ""
+    proposal: str = ""
     drafts: tuple[DraftSnapshot, ...] = ()
     target: TargetSnapshot = field(default_factory=TargetSnapshot)
     memory: MemorySnapshot = field(default_factory=MemorySnapshot)

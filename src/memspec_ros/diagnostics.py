@@ -159,6 +159,7 @@ def _generation_values(state: NodeState) -> Iterable[tuple[str, object]]:
     yield "goals_rejected", counts.rejected
     yield "queue", snapshot.queue_length
     yield "queue_capacity", snapshot.queue_capacity
+    yield "proposal", snapshot.proposal
     yield "tokens_per_second_now", counts.tokens_per_second_now
     yield "tokens_per_second_mean", counts.tokens_per_second_mean
     yield "time_to_first_token", counts.time_to_first_token_seconds
@@ -206,6 +207,10 @@ def _platform_values(state: NodeState) -> Iterable[tuple[str, object]]:
     yield "device", target.device
     yield "threads", target.threads
     yield "context_tokens", target.context_tokens
+    for rows in (1, 4):
+        if rows <= len(target.pass_seconds):
+            yield f"pass_ms_{rows}_rows", 1e3 * target.pass_seconds[rows - 1]
+    yield "read_gb_per_second", target.read_bytes_per_second / 1e9
     yield "cpu_percent", psutil.cpu_percent()
     yield from _versions()
     yield from board_facts().items()

@@ -3,7 +3,7 @@
 import gc
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -31,7 +31,7 @@ from core.tiny import (
     truncated,
     without_ends,
 )
-from memspec_core.errors import PromptTooLongError
+from memspec_core.errors import ModelError, PromptTooLongError
 from memspec_core.iteration import Iteration
 from memspec_core.models.decoder import Decoder
 from memspec_core.models.draft import plan_draft
@@ -386,3 +386,44 @@ def law_of_two(target: Target, prompt: list[int], sampler: Sampler) -> Callable[
     first = after(prompt)
     second = torch.stack([after([*prompt, token]) for token in range(SIZE)])
     return lambda one, two: float(first[one] * second[one, two])
+
+
+def test_a_prompt_that_begins_alike_is_not_fed_again(
+    target: Target, drafts: Drafts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A robot's system prompt stays in the caches of target and draft."""
+    system, first, second = list(range(300, 360)), [5, 6, 7, 8], [9, 10, 11]
+    plain = ids_of(decode(target, [*system, *second]))
+    decode(target, [*system, *first], drafts["other"])
+    fed = []
+    forward = TorchDecoder.forward
+
+    def counted(decoder: TorchDecoder, ids: Sequence[int], cache: KeyValueCache) -> torch.Tensor:
+        fed.append(len(ids))
+        return forward(decoder, ids, cache)
+
+    monkeypatch.setattr(TorchDecoder, "forward", counted)
+    assert ids_of(decode(target, [*system, *second], drafts["near"])) == plain
+    assert max(fed) < 10
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_logits_that_are_no_numbers_end_the_answer(
+    target: Target, monkeypatch: pytest.MonkeyPatch, wrong: float
+) -> None:
+    prompt = [11, 12, 13]
+    plain = ids_of(decode(target, prompt))
+    logits, passes = TorchDecoder.logits, []
+
+    def breaking(decoder: TorchDecoder, hidden: torch.Tensor) -> torch.Tensor:
+        passes.append(len(hidden))
+        found = logits(decoder, hidden)
+        return found if len(passes) <= 4 else found.index_fill(1, torch.tensor([77]), wrong)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TorchDecoder, "logits", breaking)
+        with pytest.raises(ModelError, match="fp32"):
+            decode(target, prompt)
+    assert len(passes) == 5
+    assert target.cache.length == 0
+    assert ids_of(decode(target, prompt)) == plain

@@ -752,3 +752,39 @@ def test_default_settings_are_checked_before_anything_is_loaded() -> None:
     runtime = Runtime(Settings.from_parameters({"target.path": "/nowhere"}))
     with pytest.raises(CheckpointError, match="/nowhere"):
         runtime.load()
+
+
+def test_a_broken_model_aborts_with_the_text_so_far(
+    start: Callable[..., Runtime], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = start("other")
+    logits, passes = TorchDecoder.logits, []
+
+    def breaking(decoder: TorchDecoder, hidden: torch.Tensor) -> torch.Tensor:
+        passes.append(1)
+        found = logits(decoder, hidden)
+        return found if len(passes) <= 4 else found * float("nan")
+
+    monkeypatch.setattr(TorchDecoder, "logits", breaking)
+    result = runtime.submit(GenerationRequest(prompt="Hello", draft="none")).result()
+    assert result.finish_reason is FinishReason.ABORTED
+    assert "no finite numbers" in result.error
+    assert 0 < len(result.token_ids) <= 4
+
+
+def test_a_request_may_ask_for_the_lookup_alone(start: Callable[..., Runtime]) -> None:
+    runtime = start("other", draft_length=3)
+    plain = runtime.submit(GenerationRequest(prompt="a b a b a b", raw=True, draft="none")).result()
+    looked_up = runtime.submit(
+        GenerationRequest(prompt="a b a b a b", raw=True, draft="lookup")
+    ).result()
+    assert looked_up.token_ids == plain.token_ids
+    assert {usage.draft for usage in looked_up.stats.drafts} <= {"lookup", "none"}
+
+
+def test_the_snapshot_says_what_passes_cost(start: Callable[..., Runtime]) -> None:
+    snapshot = start("other", draft_length=0, lookup=True).snapshot()
+    assert len(snapshot.target.pass_seconds) == 16
+    assert list(snapshot.target.pass_seconds) == sorted(snapshot.target.pass_seconds)
+    assert snapshot.target.read_bytes_per_second > 0
+    assert snapshot.proposal == "none"

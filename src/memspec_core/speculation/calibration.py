@@ -8,8 +8,10 @@ from functools import partial
 import torch
 
 from memspec_core.clock import Clock
+from memspec_core.measurement.bandwidth import read_bandwidth
 from memspec_core.models.target import Target
 from memspec_core.request import LOOKUP, SamplingSettings
+from memspec_core.settings import MIB
 from memspec_core.speculation.proposal import Draft
 from memspec_core.speculation.sampling import Sampler
 
@@ -22,16 +24,23 @@ REPEATS = 5
 PATIENCE_SECONDS = 2.0
 """When so much has gone by, everything that is left is measured once."""
 
+READ_BYTES = 64 * MIB
+"""More than most last-level caches hold, and little enough for a small robot."""
+
 UNKNOWN_STEP_SHARE = 0.1
 """A step of a draft that was never measured, in one-row passes of the target."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds: `verify_seconds[n - 1]` of a pass of n rows, `draft_seconds` of a draft's step."""
+    """Seconds: `verify_seconds[n - 1]` of a pass of n rows, `draft_seconds` of a draft's step.
+
+    `read_bytes_per_second`: how fast memory is read, 0 where that was not measured.
+    """
 
     verify_seconds: tuple[float, ...]
     draft_seconds: Mapping[str, float] = field(default_factory=dict)
+    read_bytes_per_second: float = 0.0
 
     @property
     def most_rows(self) -> int:
@@ -62,7 +71,11 @@ def calibrate(target: Target, drafts: Mapping[str, Draft], clock: Clock) -> Cost
         for name, draft in drafts.items()
     }
     target.cache.truncate(0)
-    return Costs(_rising(verify), steps)
+    device = target.decoder.device.type
+    bandwidth = read_bandwidth(
+        torch.get_num_threads(), device, size_bytes=READ_BYTES, repeats=REPEATS
+    )
+    return Costs(_rising(verify), steps, bandwidth)
 
 
 def _median_seconds(run: Callable[[], object], clock: Clock, deadline: float) -> float:

@@ -181,10 +181,10 @@ class Decoding:
         unseen = self._context[self._target.cache.length :]
         hidden = self._feed([*unseen, *proposed])
         logits = self._target.decoder.logits(hidden[-1 - len(proposed) :])
-        best = logits.max(dim=-1)
-        self._require_numbers(best.values)
+        best = logits.argmax(dim=-1, keepdim=True)  # of a value that is no number if there is one
+        self._require_numbers(logits.gather(-1, best))
         if self._sampler.greedy:
-            accepted, extra = accept_greedy(proposed, best.indices.tolist())
+            accepted, extra = accept_greedy(proposed, best[:, 0].tolist())
         else:
             p = self._sampler.distribution(logits)
             accepted, extra = accept_sampled(proposed, proposal.probabilities, p, self._sampler)

@@ -97,6 +97,10 @@ class Plan:
         """The name of the draft, "lookup" or "none"."""
         return self.name.split(" ")[0]
 
+    def describe(self) -> str:
+        """Return the plan in words for people."""
+        return f"{self.length} by {self.source}" if self.length else PLAIN
+
 
 class Planner:
     """Chooses the source and length of each iteration; lives as long as the target.
@@ -105,7 +109,7 @@ class Planner:
     """
 
     def __init__(self, costs: Costs, timed: bool = True) -> None:
-        self._costs = costs
+        self.costs = costs
         self._timed = timed
         self._slowdown = 1.0
         self._sources: dict[str, _Source] = {}
@@ -165,7 +169,7 @@ class Planner:
     def _best_length(self, source: _Source, most: int) -> tuple[float, int]:
         rates = (
             (self._rate(source, length), length)
-            for length in range(1, min(most, self._costs.most_rows - 1) + 1)
+            for length in range(1, min(most, self.costs.most_rows - 1) + 1)
         )
         return max(rates, default=(0.0, 0))
 
@@ -174,14 +178,14 @@ class Planner:
         return source.tokens(length) / seconds
 
     def _pass_seconds(self, rows: int) -> float:
-        return self._costs.verify_seconds[rows - 1] * self._slowdown
+        return self.costs.verify_seconds[rows - 1] * self._slowdown
 
     def _observe_times(
         self, name: str, proposed: int, draft_seconds: float, verify_seconds: float
     ) -> None:
         """Follow what a pass takes now: it grows with the context and with what else runs."""
-        if 0 < proposed + 1 <= self._costs.most_rows:
-            ratio = verify_seconds / self._costs.verify_seconds[proposed]
+        if 0 < proposed + 1 <= self.costs.most_rows:
+            ratio = verify_seconds / self.costs.verify_seconds[proposed]
             self._slowdown += TIMING_WEIGHT * (min(max(ratio, 0.2), 5.0) - self._slowdown)
         if proposed and name == self._last:  # else it had to catch up with the context
             source = self._source(name)
@@ -190,7 +194,7 @@ class Planner:
 
     def _source(self, name: str) -> _Source:
         if name not in self._sources:
-            self._sources[name] = _Source(self._costs.step_seconds(name))
+            self._sources[name] = _Source(self.costs.step_seconds(name))
         return self._sources[name]
 
 
