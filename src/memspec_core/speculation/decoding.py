@@ -11,7 +11,7 @@ from memspec_core.iteration import Iteration, IterationSeconds
 from memspec_core.models.target import Target
 from memspec_core.models.text import Piece
 from memspec_core.request import PLAIN, FinishReason, GenerationRequest
-from memspec_core.speculation.acceptance import accept_greedy, accept_sampled
+from memspec_core.speculation.acceptance import accept_greedy, accept_sampled, accept_tree
 from memspec_core.speculation.answer import Answer
 from memspec_core.speculation.proposal import Draft, Proposal
 from memspec_core.speculation.sampling import Sampler
@@ -137,6 +137,8 @@ class Decoding:
 
     def _verified(self, proposal: Proposal) -> tuple[int, list[int]]:
         """Return how many proposals the target accepts, and the tokens that result."""
+        if proposal.parents is not None:
+            return self._verified_tree(proposal.token_ids, proposal.parents)
         proposed = proposal.token_ids
         unseen = self._context[self._target.cache.length :]
         hidden = self._feed([*unseen, *proposed])
@@ -147,6 +149,29 @@ class Decoding:
             p = self._sampler.distribution(logits)
             accepted, extra = accept_sampled(proposed, proposal.probabilities, p, self._sampler)
         return accepted, [*proposed[:accepted], extra]
+
+    def _verified_tree(
+        self, proposed: Sequence[int], parents: Sequence[int]
+    ) -> tuple[int, list[int]]:
+        """Do the same for a tree; the cache keeps the accepted path of it."""
+        decoder, cache = self._target.decoder, self._target.cache
+        *unseen, newest = self._context[cache.length :]
+        if unseen:
+            self._feed(unseen)
+        # The context's newest token is the root, so that the tree's places are one higher here.
+        start = cache.length
+        rows = [-1, *(parent + 1 for parent in parents)]
+        logits = decoder.logits(decoder.forward([newest, *proposed], cache, rows))
+        if self._sampler.greedy:
+            best = logits.argmax(dim=-1).tolist()
+            path, extra = accept_tree(proposed, parents, lambda place: int(best[place + 1]))
+        else:
+            p = self._sampler.distribution(logits)
+            path, extra = accept_tree(
+                proposed, parents, lambda place: self._sampler.draw(p[place + 1])
+            )
+        decoder.keep(cache, start, [0, *(place + 1 for place in path)])
+        return len(path), [*(proposed[place] for place in path), extra]
 
     def _commit(self, tokens: Sequence[int]) -> None:
         self._context.extend(tokens)
