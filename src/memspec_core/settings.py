@@ -20,7 +20,7 @@ DEFAULT = "default"
 
 STRATEGY_NAMES = ("general_static",)
 DTYPES = ("stored", "fp32", "bf16", "int4", "int8")
-DRAFT_SHAPES = ("chain",)
+DRAFT_SHAPES = ("chain", "tree")
 _DRAFT_PATH = re.compile(r"drafts\.[^.]+\.path")
 DRAFT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 MIB = 1024 * 1024
@@ -132,12 +132,18 @@ PARAMETERS: tuple[Parameter, ...] = (
     Parameter(
         "draft_length",
         2,
-        "Gamma: tokens that a draft proposes in one iteration.",
+        "Gamma: tokens that a draft proposes in one iteration, all of a tree's counted.",
         minimum=1,
         maximum=16,
         read_only=False,
     ),
-    Parameter("draft_shape", "chain", "Shape of the proposals.", choices=DRAFT_SHAPES),
+    Parameter(
+        "draft_shape",
+        "chain",
+        "Shape of the proposals: one token after another, or a tree of the likeliest paths, which "
+        "suits machines on which verifying more rows costs little.",
+        choices=DRAFT_SHAPES,
+    ),
     Parameter(
         "memory.budget_mib",
         0,
