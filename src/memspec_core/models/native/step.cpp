@@ -467,9 +467,9 @@ struct Head {
 // each row follows the one before. A row of a tree lies at the next free place of the cache, not
 // at its position, so that its path tells where what it sees after the context lies.
 struct Shape {
-  int64_t context;                           // positions before the tree
-  std::vector<int64_t> positions;            // of each row of the pass
-  std::vector<std::vector<int64_t>> paths;   // places of a row's ancestors and its own; no chain's
+  int64_t context;                          // positions before the tree
+  std::vector<int64_t> positions;           // of each row of the pass
+  std::vector<std::vector<int64_t>> paths;  // places of a row's ancestors and its own, in a tree
 
   Shape(int64_t start, int64_t rows, const std::vector<int64_t>& parents) : context(start) {
     const int64_t all = parents.size();
