@@ -21,6 +21,7 @@ from memspec_core.speculation.calibration import calibrate
 from memspec_core.speculation.chain import IndependentDraft
 from memspec_core.speculation.planner import Planner
 from memspec_core.speculation.proposal import Draft
+from memspec_core.speculation.tree import TreeDraft
 from memspec_core.strategies import Context, create_strategy
 
 _LOG = logging.getLogger(__name__)
@@ -88,7 +89,9 @@ def load_engine(
     target = plan.load(between_parts)
     ledger.correct(Account.TARGET, "target", target.decoder.weight_bytes)
     loader = DraftLoader(
-        lambda name: _load_draft(drafts[name], target), clock, on_finished=on_load_finished
+        lambda name: _load_draft(drafts[name], target, chosen.draft_shape),
+        clock,
+        on_finished=on_load_finished,
     )
     cache = DraftCache(
         {name: DraftBytes(d.weight_bytes, d.kv_bytes) for name, d in drafts.items()},
@@ -122,9 +125,10 @@ def return_memory() -> None:
         _LOG.debug("This C library has no malloc_trim")
 
 
-def _load_draft(plan: DraftPlan, target: Target) -> Draft:
+def _load_draft(plan: DraftPlan, target: Target, shape: str) -> Draft:
     decoder, cache = plan.load(target)
-    return IndependentDraft(plan.name, decoder, cache, target.decoder.config.vocabulary_size)
+    kind = TreeDraft if shape == "tree" else IndependentDraft
+    return kind(plan.name, decoder, cache, target.decoder.config.vocabulary_size)
 
 
 def _load_first_drafts(

@@ -20,7 +20,7 @@ DEFAULT = "default"
 
 STRATEGY_NAMES = ("general_static",)
 DTYPES = ("stored", "fp32", "bf16", "int4", "int8")
-DRAFT_SHAPES = ("chain",)
+DRAFT_SHAPES = ("chain", "tree")
 _DRAFT_PATH = re.compile(r"drafts\.[^.]+\.path")
 DRAFT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 MIB = 1024 * 1024
@@ -133,7 +133,8 @@ PARAMETERS: tuple[Parameter, ...] = (
         "draft_length",
         0,
         "Gamma: tokens that are proposed in one iteration; 0 has each iteration propose what "
-        "pays most, by what passes cost here and what was accepted so far, or nothing.",
+        "pays most, by what passes cost here and what was accepted so far, or nothing. All of a "
+        "tree's count.",
         minimum=0,
         maximum=16,
         read_only=False,
@@ -144,7 +145,13 @@ PARAMETERS: tuple[Parameter, ...] = (
         "Whether proposals are also looked up where the last tokens occurred before in prompt or "
         "answer; takes no memory. A request that names a draft does without.",
     ),
-    Parameter("draft_shape", "chain", "Shape of the proposals.", choices=DRAFT_SHAPES),
+    Parameter(
+        "draft_shape",
+        "chain",
+        "Shape of the proposals: one token after another, or a tree of the likeliest paths, which "
+        "suits machines on which verifying more rows costs little.",
+        choices=DRAFT_SHAPES,
+    ),
     Parameter(
         "memory.budget_mib",
         0,

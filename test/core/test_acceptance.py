@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.tiny import CPU, assert_law, sampling
-from memspec_core.speculation.acceptance import accept_greedy, accept_sampled
+from memspec_core.speculation.acceptance import accept_greedy, accept_sampled, accept_tree
 from memspec_core.speculation.sampling import Sampler
 
 ROUNDS = 4000
@@ -36,6 +36,45 @@ def test_greedy_gives_the_targets_own_tokens(proposed: list[int], data: st.DataO
     accepted, extra = accept_greedy(proposed, own)
     assert [*proposed[:accepted], extra] == own[: accepted + 1]
     assert accepted == len(proposed) or proposed[accepted] != own[accepted]
+
+
+# 0 and 1 after the context, 2 and 3 after 0, 4 after 3.
+TREE = ([10, 11, 10, 12, 11], [-1, -1, 0, 0, 3])
+
+
+@pytest.mark.parametrize(
+    ("own", "path", "extra"),
+    [
+        ([10, 12, 11, 5], [0, 3, 4], 5),
+        ([10, 12, 10], [0, 3], 10),
+        ([10, 10, 12], [0, 2], 12),
+        ([10, 11], [0], 11),
+        ([11, 10], [1], 10),
+        ([12], [], 12),
+    ],
+)
+def test_a_walk_through_a_tree(own: list[int], path: list[int], extra: int) -> None:
+    asked: list[int] = []
+
+    def answer(place: int) -> int:
+        asked.append(place)
+        return own[len(asked) - 1]
+
+    assert accept_tree(*TREE, answer) == (path, extra)
+    assert asked == [-1, *path]
+
+
+def test_an_empty_tree_is_plain_decoding() -> None:
+    assert accept_tree([], [], lambda place: 7) == ([], 7)
+
+
+@given(proposed=st.lists(st.integers(0, 2), max_size=6), data=st.data())
+def test_a_tree_without_branches_is_a_chain(proposed: list[int], data: st.DataObject) -> None:
+    size = len(proposed) + 1
+    own = data.draw(st.lists(st.integers(0, 2), min_size=size, max_size=size))
+    path, extra = accept_tree(proposed, range(-1, size - 2), lambda place: own[place + 1])
+    assert (len(path), extra) == accept_greedy(proposed, own)
+    assert path == [*range(len(path))]
 
 
 def law(*weights: float) -> torch.Tensor:

@@ -35,6 +35,7 @@ from memspec_core.speculation.lookup import NgramLookup
 from memspec_core.speculation.planner import Planner
 from memspec_core.speculation.proposal import Draft, Proposal
 from memspec_core.speculation.sampling import Sampler
+from memspec_core.speculation.tree import TreeDraft
 
 CONTEXT = 20
 SHORT = 9
@@ -73,6 +74,17 @@ class Reference:
     reason: FinishReason
 
 
+def agreement(proposal: Proposal, right: Sequence[int]) -> int:
+    """Return how many of the right tokens some path of a proposal begins with."""
+    parents = proposal.parents
+    if parents is None:
+        parents = tuple(range(-1, len(proposal.token_ids) - 1))
+    paths: list[tuple[int, ...]] = []
+    for token, parent in zip(proposal.token_ids, parents, strict=True):
+        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+    return max((len(path) for path in paths if path == tuple(right[: len(path)])), default=0)
+
+
 def greedy_path(target: Target, prompt: Sequence[int]) -> list[int]:
     path = list(prompt)
     while len(path) < CONTEXT:
@@ -102,7 +114,8 @@ def read_off(
 class ScriptedDraft:
     """Proposes the path, each token shifted by the script; 0 is right.
 
-    Keeps what a cache of it would hold, and checks that it is the context's beginning.
+    With `branches` it proposes trees: each gives how far back a node's parent is, 0 for the node
+    before it. Keeps what a cache of it would hold, and checks that it is the context's beginning.
     """
 
     name = "scripted"
@@ -111,6 +124,7 @@ class ScriptedDraft:
     def __init__(self) -> None:
         self.path: list[int] = []
         self.script: list[list[int]] = [[]]
+        self.branches: list[int] = []
         self.held: list[int] = []
         self._calls = 0
 
@@ -119,6 +133,9 @@ class ScriptedDraft:
         assert self.held == context[: len(self.held)] == self.path[: len(self.held)]
         shifts = self.script[self._calls % len(self.script)][:length]
         self._calls += 1
+        if self.branches:
+            self.held = [*context]
+            return self._tree(self.path[len(context) :], shifts)
         right = self.path[len(context) : len(context) + len(shifts)]
         ids = [(token + shift) % SIZE for token, shift in zip(right, shifts, strict=True)]
         self.held = [*context, *ids[:-1]]
@@ -126,6 +143,21 @@ class ScriptedDraft:
 
     def read(self, context: Sequence[int]) -> None:
         self.held = list(context[:-1])
+
+    def _tree(self, right: list[int], shifts: list[int]) -> Proposal:
+        """Shift the token that is right at each node's depth; no two children are the same."""
+        ids: list[int] = []
+        parents: list[int] = []
+        depths: list[int] = []
+        for shift in shifts:
+            parent = max(-1, len(ids) - 1 - self.branches[len(ids) % len(self.branches)])
+            depth = depths[parent] + 1 if parent >= 0 else 0
+            token = (right[depth] + shift) % SIZE
+            if (token, parent) not in zip(ids, parents, strict=True):
+                ids.append(token)
+                parents.append(parent)
+                depths.append(depth)
+        return Proposal(tuple(ids), parents=tuple(parents))
 
     def rollback(self, length: int) -> None:
         del self.held[length:]
@@ -181,13 +213,15 @@ def bench(checkpoints: Checkpoints) -> Bench:
         "near": checkpoints.save("pieces-near", truncated(model, 1)),
         "short": checkpoints.save("pieces-short", short),
     }
+    folders |= {f"{name} tree": folder for name, folder in folders.items()}
     scripted = ScriptedDraft()
     drafts: dict[str, Draft] = {"scripted": scripted, "lookup": NgramLookup(3, 1)}
     decoders: dict[str, Decoder] = {}
     caches: dict[str, KeyValueCache] = {}
     for name, place in folders.items():
         decoders[name], caches[name] = plan_draft(name, str(place), target).load(target)
-        drafts[name] = IndependentDraft(name, decoders[name], caches[name], SIZE)
+        kind = TreeDraft if name.endswith("tree") else IndependentDraft
+        drafts[name] = kind(name, decoders[name], caches[name], SIZE)
     pieces: Any = PieceTokenizer()
     return Bench(
         replace(target, tokenizer=pieces),
@@ -258,10 +292,8 @@ class Course:
         self._check_closing(event, None)
 
     def _check(self, event: Iteration, draft: Watched | None, proposal: Proposal) -> None:
-        proposed, agreed = proposal.token_ids, 0
-        right = self.reference.path[self.prompt_tokens + self.taken :]
-        while agreed < len(proposed) and proposed[agreed] == right[agreed]:
-            agreed += 1
+        proposed = proposal.token_ids
+        agreed = agreement(proposal, self.reference.path[self.prompt_tokens + self.taken :])
         left = self.reference.taken - self.taken
         committed = min(agreed + 1, left)
         # Each pass adds a token of the target's own, for which there must be room as well.
@@ -332,6 +364,7 @@ class Course:
 
 
 NAMES = ["scripted", "lookup", "itself", "near", "short", None]
+NAMES += ["itself tree", "near tree", "short tree"]
 shifts = st.lists(st.sampled_from([0, 0, 0, 1, 5]), max_size=8)
 turns = st.lists(
     st.tuples(st.sampled_from([*NAMES, "scripted"]), st.integers(0, 8)), min_size=1, max_size=8
@@ -351,6 +384,7 @@ def begin(data: st.DataObject, bench: Bench) -> Course:
         stop.append(text[first : first + data.draw(st.integers(1, 5))])
     limit = data.draw(st.integers(1, MOST_TOKENS))
     bench.scripted.path, bench.scripted.held = path, []
+    bench.scripted.branches = data.draw(st.lists(st.integers(0, 4), max_size=8))
     bench.scripted.script = data.draw(st.lists(shifts, min_size=1, max_size=6))
     interruptions = Interruptions(
         data.draw(st.integers(0, 40)),

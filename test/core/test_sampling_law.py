@@ -10,7 +10,7 @@ import torch
 
 from core.tiny import CPU, assert_law, sampling
 from memspec_core.request import SamplingSettings
-from memspec_core.speculation.acceptance import accept_sampled
+from memspec_core.speculation.acceptance import accept_sampled, accept_tree
 from memspec_core.speculation.sampling import Sampler
 
 SIZE = 5
@@ -114,7 +114,94 @@ def test_a_draft_that_is_certain(setting: str) -> None:
     assert_targets_law(how, joint_law(how), certain=True)
 
 
+BRANCHES = (-1, -1, 0, 0, 1)
+"""Parents of a tree of two tokens after the context, and three after those."""
+
+Walk = Callable[
+    [Sequence[int], Sequence[int], torch.Tensor, Callable[[int], int]], tuple[list[int], int]
+]
+
+
+def walk(
+    proposed: Sequence[int], parents: Sequence[int], p: torch.Tensor, own: Callable[[int], int]
+) -> tuple[list[int], int]:
+    """Accept by the real rule, which needs no distributions [6, SIZE]."""
+    return accept_tree(proposed, parents, own)
+
+
+class Bush:
+    """Speculation with trees of the likeliest tokens of a table, by the real sampler."""
+
+    def __init__(self, how: SamplingSettings, accept: Walk = walk) -> None:
+        self.sampler = Sampler(how, CPU)
+        self.accept = accept
+        self.target = self.sampler.distribution(TARGET)
+        self.likeliest = DRAFT.argsort(dim=-1, descending=True).tolist()
+        self.accepted = 0
+
+    def answer(self) -> tuple[int, ...]:
+        text = [0]
+        while len(text) < 3:
+            tokens = self.propose(text[-1])
+            p = self.target[[text[-1], *tokens]]
+
+            def own(place: int, p: torch.Tensor = p) -> int:
+                return self.sampler.draw(p[place + 1])
+
+            path, extra = self.accept(tokens, BRANCHES, p, own)
+            text += [*(tokens[place] for place in path), extra]
+            self.accepted += len(path)
+        return tuple(text[1:3])
+
+    def propose(self, last: int) -> list[int]:
+        tokens: list[int] = []
+        for place, parent in enumerate(BRANCHES):
+            before = last if parent < 0 else tokens[parent]
+            tokens.append(self.likeliest[before][BRANCHES[:place].count(parent)])
+        return tokens
+
+
+def assert_law_of_trees(how: SamplingSettings, accept: Walk = walk) -> None:
+    bush, law = Bush(how, accept), joint_law(how)
+    counts = Counter(bush.answer() for _ in range(ROUNDS))
+    assert bush.accepted > 0
+    assert_law([counts[answer] for answer in law], list(law.values()))
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_trees(setting: str) -> None:
+    assert_law_of_trees(SETTINGS[setting])
+
+
 # The same check must find what is known to be wrong.
+
+
+def draw_a_second_time(
+    proposed: Sequence[int], parents: Sequence[int], p: torch.Tensor, own: Callable[[int], int]
+) -> tuple[list[int], int]:
+    path, _ = accept_tree(proposed, parents, own)
+    return path, own(path[-1] if path else -1)
+
+
+def ask_for_each_child(
+    proposed: Sequence[int], parents: Sequence[int], p: torch.Tensor, own: Callable[[int], int]
+) -> tuple[list[int], int]:
+    """Give each child a chance of its own, as if those before had not been turned down."""
+    path, place = [], -1
+    while True:
+        children = [child for child, parent in enumerate(parents) if parent == place]
+        taken = next((child for child in children if own(place) == proposed[child]), None)
+        if taken is None:
+            return path, own(place)
+        place = taken
+        path.append(place)
+
+
+@pytest.mark.parametrize("setting", ["temperature 1", "top-k, top-p"])
+@pytest.mark.parametrize("accept", [draw_a_second_time, ask_for_each_child])
+def test_the_check_finds_a_wrong_walk(accept: Walk, setting: str) -> None:
+    with pytest.raises(AssertionError, match="chi-square"):
+        assert_law_of_trees(SETTINGS[setting], accept)
 
 
 def take_all(

@@ -70,12 +70,36 @@ class Decoder(ABC):
         return self.layer_bytes + self.embedding.weight_bytes + head_bytes
 
     @abstractmethod
-    def forward(self, token_ids: Sequence[int], cache: KeyValueCache) -> torch.Tensor:
+    def forward(
+        self,
+        token_ids: Sequence[int],
+        cache: KeyValueCache,
+        parents: Sequence[int] | None = None,
+    ) -> torch.Tensor:
         """Feed n tokens, append their rows to the cache, return hidden rows [n, hidden].
 
         The rows are those before the final norm, in fp32. The caller sees to it that the cache
-        has room.
+        has room. Without `parents` each row follows the one before.
+
+        `parents` [m] feeds a tree, in one pass or several: it names the parent of every row since
+        the tree's first, -1 for the context before it; the last n of them are fed now, the
+        others are the cache's newest rows. A row sees the context and its ancestors.
         """
+
+    def keep(self, cache: KeyValueCache, start: int, rows: Sequence[int]) -> None:
+        """Make of a tree in the cache one of its paths, and forget the rest.
+
+        `start` is where the tree's first row lies; `rows` are the path's, counted from there and
+        rising. The cache is then as if the path alone had been fed.
+        """
+        moves = [(start + row, start + place) for place, row in enumerate(rows) if row != place]
+        if moves:
+            self._move(cache, [source for source, _ in moves], [place for _, place in moves])
+        cache.token_ids[start:] = [cache.token_ids[start + row] for row in rows]
+
+    @abstractmethod
+    def _move(self, cache: KeyValueCache, sources: list[int], places: list[int]) -> None:
+        """Copy rows of the cache to other places; all are read before any is written."""
 
     @abstractmethod
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -32,12 +32,23 @@ class TorchDecoder(Decoder):
         self._frequencies = torch.tensor(config.inverse_frequencies, device=self.device)
 
     @torch.inference_mode()
-    def forward(self, token_ids: Sequence[int], cache: KeyValueCache) -> torch.Tensor:
+    def forward(
+        self,
+        token_ids: Sequence[int],
+        cache: KeyValueCache,
+        parents: Sequence[int] | None = None,
+    ) -> torch.Tensor:
         """Feed n tokens; see `Decoder.forward`."""
         count, start = len(token_ids), cache.length
         hidden = self.embedding.rows(torch.tensor(token_ids, device=self.device)).float()
-        rotation = self._rotation(start, count)
-        mask = self._mask(start, count)
+        if parents is None:
+            positions = torch.arange(start, start + count)
+            visible = _causal(start, count) if count > 1 else None
+        else:
+            visible = _by_ancestry(start, count, parents)
+            positions = visible.sum(dim=1) - 1
+        rotation = self._rotation(positions.to(self.device))
+        mask = None if visible is None else self._folded(visible.to(self.device))
         for layer, rows in zip(self.layers, cache.layers, strict=True):
             normed = self._normed(hidden, layer.input_norm)
             hidden = hidden + self._attention(layer, normed, rows, start, rotation, mask)
@@ -85,13 +96,12 @@ class TorchDecoder(Decoder):
         unfolded = attended.view(sizes.kv_heads, count, group * sizes.head_size).transpose(0, 1)
         return layer.output(unfolded.reshape(count, sizes.heads * sizes.head_size))
 
-    def _rotation(self, start: int, count: int) -> torch.Tensor:
+    def _rotation(self, positions: torch.Tensor) -> torch.Tensor:
         """Return factors [n, heads + 2 · kv_heads, head_size / 2] for queries, keys and values.
 
         Queries take the softmax scale along; values pass unchanged.
         """
         sizes = self.config
-        positions = torch.arange(start, start + count, device=self.device)
         angles = positions[:, None].float() * self._frequencies
         turn = torch.polar(torch.full_like(angles, sizes.rotary_scale), angles)[:, None]
         return torch.cat(
@@ -103,10 +113,31 @@ class TorchDecoder(Decoder):
             dim=1,
         )
 
-    def _mask(self, start: int, count: int) -> torch.Tensor | None:
-        """Return the causal mask [n · group, start + n], or None where all is visible."""
-        if count == 1:
-            return None
-        visible = torch.ones(count, start + count, dtype=torch.bool, device=self.device)
-        visible = visible.tril(diagonal=start)
+    def _folded(self, visible: torch.Tensor) -> torch.Tensor:
+        """Return what each of the folded query rows sees [n · group, start + n]."""
         return visible.repeat_interleave(self.config.heads // self.config.kv_heads, dim=0)
+
+    @torch.inference_mode()
+    def _move(self, cache: KeyValueCache, sources: list[int], places: list[int]) -> None:
+        cache.rows[:, :, places] = cache.rows[:, :, sources]
+
+
+def _causal(start: int, count: int) -> torch.Tensor:
+    """Return which rows of the cache [start + n] each of n new rows sees, as a chain."""
+    return torch.ones(count, start + count, dtype=torch.bool).tril(diagonal=start)
+
+
+def _by_ancestry(start: int, count: int, parents: Sequence[int]) -> torch.Tensor:
+    """Return the same of n rows of a tree; see `Decoder.forward` for `parents`."""
+    context, end = start + count - len(parents), start + count
+    if context < 0 or count > len(parents):
+        raise ValueError(f"a tree of {len(parents)} rows cannot end with {count} of {end} rows")
+    visible = torch.zeros(len(parents), end, dtype=torch.bool)
+    visible[:, :context] = True
+    for row, parent in enumerate(parents):
+        if not -1 <= parent < row:
+            raise ValueError(f"row {row} has the parent {parent}")
+        if parent >= 0:
+            visible[row] = visible[parent]
+        visible[row, context + row] = True
+    return visible[-count:]

@@ -1,6 +1,6 @@
 """Which proposed tokens the target accepts, and the one it adds."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -35,6 +35,27 @@ def accept_sampled(
         if sampler.uniform() * chance >= float(p[token]):
             return index, sampler.draw(_after_rejection(p, q, token))
     return len(proposed), sampler.draw(target[len(proposed)])
+
+
+def accept_tree(
+    proposed: Sequence[int], parents: Sequence[int], own: Callable[[int], int]
+) -> tuple[list[int], int]:
+    """Return the accepted path of a tree, as places in it, and the target's next token.
+
+    `own(place)` is the target's token after that node, or after the context for -1: its most
+    probable one, or one drawn from its law there. It is asked once a node of the path, so that a
+    tree that does not depend on what is drawn keeps the target's law (SpecExec).
+    """
+    path: list[int] = []
+    place = -1
+    while True:
+        token = own(place)
+        steps = zip(proposed, parents, strict=True)
+        found = [child for child, step in enumerate(steps) if step == (token, place)]
+        if not found:
+            return path, token
+        place = found[0]
+        path.append(place)
 
 
 def _after_rejection(p: torch.Tensor, q: torch.Tensor | None, token: int) -> torch.Tensor:

@@ -71,11 +71,15 @@ class IndependentDraft:
 
     def _next_logits(self, token_ids: list[int]) -> torch.Tensor:
         hidden = self._decoder.forward(token_ids, self._cache)
-        logits = self._decoder.logits(hidden[-1:])[0]
+        return self._logits(hidden[-1:])[0]
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the logits [n, m] of tokens that the target has too."""
+        logits = self._decoder.logits(hidden)
         return (
             logits
             if self._decoder.head_token_ids is not None
-            else (logits[: self._vocabulary_size])
+            else (logits[:, : self._vocabulary_size])
         )
 
     def _token(self, index: int) -> int:

@@ -12,7 +12,7 @@ from memspec_core.iteration import Iteration, IterationSeconds
 from memspec_core.models.target import Target
 from memspec_core.models.text import Piece
 from memspec_core.request import LOOKUP, PLAIN, FinishReason, GenerationRequest
-from memspec_core.speculation.acceptance import accept_greedy, accept_sampled
+from memspec_core.speculation.acceptance import accept_greedy, accept_sampled, accept_tree
 from memspec_core.speculation.answer import Answer
 from memspec_core.speculation.calibration import MOST_ROWS
 from memspec_core.speculation.lookup import NgramLookup
@@ -177,6 +177,8 @@ class Decoding:
 
     def _verified(self, proposal: Proposal) -> tuple[int, list[int]]:
         """Return how many proposals the target accepts, and the tokens that result."""
+        if proposal.parents is not None:
+            return self._verified_tree(proposal.token_ids, proposal.parents)
         proposed = proposal.token_ids
         unseen = self._context[self._target.cache.length :]
         hidden = self._feed([*unseen, *proposed])
@@ -189,6 +191,31 @@ class Decoding:
             p = self._sampler.distribution(logits)
             accepted, extra = accept_sampled(proposed, proposal.probabilities, p, self._sampler)
         return accepted, [*proposed[:accepted], extra]
+
+    def _verified_tree(
+        self, proposed: Sequence[int], parents: Sequence[int]
+    ) -> tuple[int, list[int]]:
+        """Do the same for a tree; the cache keeps the accepted path of it."""
+        decoder, cache = self._target.decoder, self._target.cache
+        *unseen, newest = self._context[cache.length :]
+        if unseen:
+            self._feed(unseen)
+        # The context's newest token is the root, so that the tree's places are one higher here.
+        start = cache.length
+        rows = [-1, *(parent + 1 for parent in parents)]
+        logits = decoder.logits(decoder.forward([newest, *proposed], cache, rows))
+        best = logits.argmax(dim=-1, keepdim=True)
+        self._require_numbers(logits.gather(-1, best))
+        if self._sampler.greedy:
+            own = best[:, 0].tolist()
+            path, extra = accept_tree(proposed, parents, lambda place: int(own[place + 1]))
+        else:
+            p = self._sampler.distribution(logits)
+            path, extra = accept_tree(
+                proposed, parents, lambda place: self._sampler.draw(p[place + 1])
+            )
+        decoder.keep(cache, start, [0, *(place + 1 for place in path)])
+        return len(path), [*(proposed[place] for place in path), extra]
 
     def _require_numbers(self, largest_logits: torch.Tensor) -> None:
         if not math.isfinite(float(largest_logits.sum())):

@@ -11,8 +11,10 @@ from memspec_core.speculation.sampling import Sampler
 
 @dataclass(frozen=True)
 class Proposal:
-    """A chain of proposed tokens.
+    """Proposed tokens: a chain, or a tree where there are `parents`.
 
+    `parents` [n]: for each token of a tree the place of the one that it follows, -1 for the
+    context; parents come before their children, and no two children of one are the same token.
     `probabilities` [n, target vocabulary]: the distribution each token was drawn from; None where
     the draft had no choice: it decodes greedily, or looks its proposals up. `matched` says how
     sure a lookup is: how many tokens of the context's end it found earlier; 0 for models.
@@ -21,11 +23,13 @@ class Proposal:
     token_ids: tuple[int, ...] = ()
     probabilities: torch.Tensor | None = None
     matched: int = 0
+    parents: tuple[int, ...] | None = None
 
     def cut(self, length: int) -> "Proposal":
         """Return the first `length` tokens."""
         probabilities = None if self.probabilities is None else self.probabilities[:length]
-        return Proposal(self.token_ids[:length], probabilities, self.matched)
+        parents = None if self.parents is None else self.parents[:length]
+        return Proposal(self.token_ids[:length], probabilities, self.matched, parents)
 
 
 class Draft(Protocol):
@@ -38,7 +42,10 @@ class Draft(Protocol):
     kind: str
 
     def propose(self, context: Sequence[int], length: int, sampler: Sampler) -> Proposal:
-        """Propose up to `length` tokens after the context; fewer, or none, where it cannot."""
+        """Propose up to `length` tokens after the context; fewer, or none, where it cannot.
+
+        The number is that of all tokens, of a tree's as well.
+        """
         ...
 
     def read(self, context: Sequence[int]) -> None:

@@ -92,10 +92,15 @@ class NativeDecoder(Decoder):
             list(config.inverse_frequencies),
         )
 
-    def forward(self, token_ids: Sequence[int], cache: KeyValueCache) -> torch.Tensor:
-        """Feed n tokens; see `Decoder.forward`."""
+    def forward(
+        self,
+        token_ids: Sequence[int],
+        cache: KeyValueCache,
+        parents: Sequence[int] | None = None,
+    ) -> torch.Tensor:
+        """Feed n tokens, of a tree at most 64; see `Decoder.forward`."""
         hidden: torch.Tensor = self._step.forward(
-            token_ids, cache.rows, cache.length, [], torch.get_num_threads()
+            token_ids, cache.rows, cache.length, parents or [], torch.get_num_threads()
         )
         cache.token_ids.extend(token_ids)
         return hidden
@@ -104,6 +109,18 @@ class NativeDecoder(Decoder):
         """Return logits; see `Decoder.logits`."""
         result: torch.Tensor = self._step.logits(hidden.contiguous(), torch.get_num_threads())
         return result
+
+    @torch.inference_mode()
+    def _move(self, cache: KeyValueCache, sources: list[int], places: list[int]) -> None:
+        heads, size = self.config.kv_heads, self.config.head_size
+        values = cache.rows[:, heads:]
+        values[:, :, places] = values[:, :, sources]
+        # Keys lie as [positions / 16, head size, 16], so that scores of 16 positions are vectors.
+        keys = cache.rows[:, :heads].view(len(self.layers), heads, -1, size, TILE)
+        keys = keys.transpose(-1, -2)
+        from_blocks, from_lanes = _split(sources)
+        to_blocks, to_lanes = _split(places)
+        keys[:, :, to_blocks, to_lanes] = keys[:, :, from_blocks, from_lanes]
 
 
 class NativeBackend:
@@ -154,6 +171,11 @@ class NativeBackend:
     def cache_dtype(self, device: torch.device) -> torch.dtype:
         """Return fp16."""
         return torch.float16
+
+
+def _split(positions: list[int]) -> tuple[list[int], list[int]]:
+    """Return the blocks of positions, and their lanes within them."""
+    return [place // TILE for place in positions], [place % TILE for place in positions]
 
 
 def _handle(linear: Linear) -> object:

@@ -461,18 +461,38 @@ struct Head {
   }
 };
 
-// Which rows of a pass see which. Row r sees the context before the pass, and its ancestors.
+// Which positions the rows of a pass have, and what they see: the context and their ancestors.
+//
+// `parents` lists the rows of a tree from its first on, and the pass feeds the last of them; empty,
+// each row follows the one before. A row of a tree lies at the next free place of the cache, not
+// at its position, so that its path tells where what it sees after the context lies.
 struct Shape {
-  std::vector<int64_t> positions;
-  std::vector<uint64_t> visible;  // bit i: row i of the pass
+  int64_t context;                          // positions before the tree
+  std::vector<int64_t> positions;           // of each row of the pass
+  std::vector<std::vector<int64_t>> paths;  // places of a row's ancestors and its own, in a tree
 
-  Shape(int64_t start, int64_t rows, const std::vector<int64_t>& parents, int64_t first) {
-    for (int64_t r = 0; r < rows; ++r) {
-      const int64_t parent = parents.empty() ? r - 1 : parents[first + r];
-      TORCH_CHECK(parent >= -1 && parent < r, "row ", r, " has the parent ", parent);
-      positions.push_back(parent < 0 ? start : positions[parent] + 1);
-      visible.push_back((parent < 0 ? 0 : visible[parent]) | uint64_t{1} << r);
+  Shape(int64_t start, int64_t rows, const std::vector<int64_t>& parents) : context(start) {
+    const int64_t all = parents.size();
+    if (all == 0) {
+      for (int64_t r = 0; r < rows; ++r) positions.push_back(start + r);
+      return;
     }
+    context = start + rows - all;
+    for (int64_t r = 0; r < all; ++r) {
+      const int64_t parent = parents[r];
+      TORCH_CHECK(parent >= -1 && parent < r, "row ", r, " has the parent ", parent);
+      paths.push_back(parent < 0 ? std::vector<int64_t>() : paths[parent]);
+      paths.back().push_back(context + r);
+    }
+    paths.erase(paths.begin(), paths.end() - rows);
+    for (const auto& path : paths) positions.push_back(context + path.size() - 1);
+  }
+
+  bool is_tree() const { return !paths.empty(); }
+
+  // How many of the positions from `first` on, at most a chunk's, a row sees.
+  int64_t visible(int64_t row, int64_t first) const {
+    return std::clamp<int64_t>(positions[row] + 1 - first, 0, kChunk);
   }
 };
 
@@ -487,8 +507,8 @@ class Step {
                 static_cast<int64_t>(frequencies_.size()) * 2 == sizes.head_size, "head sizes");
   }
 
-  // Feed tokens from position `start` on; `cache` is fp16 [layers, 2 * kv heads, capacity, head
-  // size] in the layout of Head. `parents` may be empty: then each row follows the one before.
+  // Feed tokens into the cache from `start` on; it is fp16 [layers, 2 * kv heads, capacity, head
+  // size] in the layout of Head. `parents` may be empty, or is that of Shape.
   torch::Tensor forward(const std::vector<int64_t>& tokens, torch::Tensor cache, int64_t start,
                         const std::vector<int64_t>& parents, int64_t threads) {
     const int64_t rows = tokens.size(), capacity = cache.size(2);
@@ -497,15 +517,17 @@ class Step {
                 cache.size(1) == 2 * sizes_.kv_heads && cache.size(3) == sizes_.head_size &&
                 capacity % kTile == 0, "the cache has another shape");
     TORCH_CHECK(start >= 0 && start + rows <= capacity, "the cache is full");
-    TORCH_CHECK(parents.empty() || (rows <= kMaxRows && parents.size() == tokens.size()),
-                "a tree of ", rows, " rows is too large");
+    TORCH_CHECK(parents.empty() || rows <= kMaxRows, rows, " rows of a tree are too many");
+    TORCH_CHECK(parents.empty() || (parents.size() >= tokens.size() &&
+                static_cast<int64_t>(parents.size()) <= start + rows),
+                "the tree has ", parents.size(), " rows");
     for (const int64_t token : tokens) {
       TORCH_CHECK(token >= 0 && token < embedding_.outputs, "there is no token ", token);
     }
     torch::Tensor hidden = torch::empty({rows, sizes_.hidden}, torch::kFloat32);
     for (int64_t first = 0; first < rows; first += kMaxRows) {
       const int64_t count = std::min(kMaxRows, rows - first);
-      const Shape shape(start + first, count, parents, first);
+      const Shape shape(start + first, count, parents);
       pass(tokens.data() + first, shape, start + first, cache,
            hidden.mutable_data_ptr<float>() + first * sizes_.hidden, threads);
     }
@@ -545,6 +567,7 @@ class Step {
   // What a thread has for itself.
   struct Workspace {
     Activations x;
+    Buffer<uint16_t> keys, values;  // of a chunk, as a row of a tree sees it
   };
 
   void reserve_workspaces(int64_t threads) {
@@ -600,7 +623,7 @@ class Step {
 
 #pragma omp for schedule(static)
     for (int64_t item = 0; item < sizes_.kv_heads * p.chunks; ++item) {
-      attend(p, head(item / p.chunks), item / p.chunks, item % p.chunks);
+      attend(p, own, head(item / p.chunks), item / p.chunks, item % p.chunks);
     }
 
     x.resize(p.rows, sizes_.heads * sizes_.head_size);
@@ -710,46 +733,72 @@ class Step {
   // Attend from all rows and all query heads of one key head to one chunk of the context. A
   // partial result is the largest score and the sum of the weights in the first two of kTile
   // numbers, then the weighted values.
-  void attend(const Pass& p, const Head& head, int64_t kv_head, int64_t chunk) const {
-    const int64_t size = sizes_.head_size, first = chunk * kChunk;
+  void attend(const Pass& p, Workspace& own, const Head& head, int64_t kv_head,
+              int64_t chunk) const {
+    const int64_t first = chunk * kChunk;
+    if (p.shape.is_tree() && first + kChunk > p.shape.context) {
+      attend_paths(p, own, head, kv_head, chunk);
+      return;
+    }
     const int64_t count = std::min(kChunk, p.end - first);
-    const int64_t blocks = (count + kTile - 1) / kTile;
-    const uint16_t *keys = head.keys + first * size, *values = head.values + first * size;
+    attend_rows(p, 0, p.rows, Head{head.keys + first * head.size, head.values + first * head.size,
+                                   head.size}, kv_head, chunk, count);
+  }
+
+  // The same where rows of a tree see different places: put what a row sees at its positions
+  // first. Every sum is then that of the path as a chain, to the bit.
+  void attend_paths(const Pass& p, Workspace& own, const Head& head, int64_t kv_head,
+                    int64_t chunk) const {
+    const int64_t size = head.size, first = chunk * kChunk;
+    const Head seen{own.keys.reserve(kChunk * size), own.values.reserve(kChunk * size), size};
+    const int64_t shared = std::clamp<int64_t>(p.shape.context - first, 0, kChunk);
+    for (int64_t i = 0; i < shared; i += kTile) {
+      std::memcpy(seen.key(i), head.key(first + i), kTile * size * sizeof(uint16_t));
+    }
+    std::memcpy(seen.values, head.values + first * size, shared * size * sizeof(uint16_t));
+    for (int64_t row = 0; row < p.rows; ++row) {
+      const int64_t count = p.shape.visible(row, first);
+      for (int64_t i = shared; i < count; ++i) {
+        const int64_t place = p.shape.paths[row][first + i - p.shape.context];
+        uint16_t* to = seen.key(i);
+        const uint16_t* from = head.key(place);
+        for (int64_t d = 0; d < size; ++d) to[d * kTile] = from[d * kTile];
+        std::memcpy(seen.values + i * size, head.values + place * size, size * sizeof(uint16_t));
+      }
+      attend_rows(p, row, row + 1, seen, kv_head, chunk, count);
+    }
+  }
+
+  // Attend from rows `begin` to `end` to the first `count` positions of a chunk.
+  void attend_rows(const Pass& p, int64_t begin, int64_t end, const Head& seen, int64_t kv_head,
+                   int64_t chunk, int64_t count) const {
+    const int64_t size = sizes_.head_size, blocks = (count + kTile - 1) / kTile;
     // Query i of this key head belongs to row i / group.
-    const int64_t group = sizes_.heads / sizes_.kv_heads, queries = p.rows * group;
+    const int64_t group = sizes_.heads / sizes_.kv_heads, queries = end * group;
     const auto query = [&](int64_t i) {
       const int64_t row = i / group, index = kv_head * group + i % group;
       return Query{p.queries + (row * sizes_.heads + index) * size,
-                   visible_in(p, row, first, count), partial(p, row, index, chunk)};
+                   first_bits(p.shape.visible(row, chunk * kChunk)),
+                   partial(p, row, index, chunk)};
     };
-    int64_t i = 0;
+    int64_t i = begin * group;
     for (; i + 6 <= queries; i += 6) {
       attend_queries<6>({query(i), query(i + 1), query(i + 2), query(i + 3), query(i + 4),
-                         query(i + 5)}, keys, values, blocks);
+                         query(i + 5)}, seen.keys, seen.values, blocks);
     }
     for (; i + 3 <= queries; i += 3) {
-      attend_queries<3>({query(i), query(i + 1), query(i + 2)}, keys, values, blocks);
+      attend_queries<3>({query(i), query(i + 1), query(i + 2)}, seen.keys, seen.values, blocks);
     }
-    for (; i < queries; ++i) attend_queries<1>({query(i)}, keys, values, blocks);
+    for (; i < queries; ++i) attend_queries<1>({query(i)}, seen.keys, seen.values, blocks);
   }
 
-  // Bit i: position first + i is seen by the row.
-  static uint64_t visible_in(const Pass& p, int64_t row, int64_t first, int64_t count) {
-    uint64_t seen = 0;
-    const int64_t before = std::clamp<int64_t>(p.start - first, 0, count);
-    if (before == 64) return ~uint64_t{0};
-    seen = (uint64_t{1} << before) - 1;
-    const int64_t offset = first + before - p.start;  // of the first position within the pass
-    if (before < count) {
-      const uint64_t mask = count == 64 ? ~uint64_t{0} : (uint64_t{1} << count) - 1;
-      seen |= (p.shape.visible[row] >> offset << before) & mask;
-    }
-    return seen;
+  static uint64_t first_bits(int64_t count) {
+    return count == 64 ? ~uint64_t{0} : (uint64_t{1} << count) - 1;
   }
 
   struct Query {
     const float* vector;
-    uint64_t seen;
+    uint64_t seen;  // bit i: position i of the chunk
     float* partial;
   };
 
