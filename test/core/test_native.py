@@ -32,6 +32,8 @@ from memspec_core.models.quantised import (
 )
 from memspec_core.models.target import plan_target
 
+if native.is_switched_off():
+    pytest.skip(f"{native.SWITCH} is 0", allow_module_level=True)
 try:
     native.load()
 except native.NativeUnavailableError as error:
