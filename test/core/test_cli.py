@@ -150,7 +150,7 @@ def test_inspecting_a_checkpoint(target_folder: Path, capsys: pytest.CaptureFixt
     assert found["gguf_file"] is None
     assert (found["family"], found["layers"], found["hidden_size"]) == ("llama", 3, 64)
     assert (found["heads"], found["kv_heads"], found["vocabulary_size"]) == (4, 2, 49152)
-    assert found["quantisation"] == "none"
+    assert (found["quantisation"], found["cpu_backend"]) == ("none", "torch")
     assert found["end_of_sequence_ids"] == [2]
     assert len(found["tokenizer_sha256"]) == len(found["sha256"]) == 64
     assert main(["inspect", str(target_folder)]) == 0
@@ -190,6 +190,7 @@ def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == (0 if found["healthy"] else 1)
     for check in ("python", "packages", "default target", "4-bit kernel", "memory"):
         assert found["checks"][check]["ok"], found["checks"][check]
+    assert found["checks"]["native step"]["needed"] is False
     assert main(["doctor"]) == code
     assert "default target" in capsys.readouterr().out
 

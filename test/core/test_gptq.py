@@ -25,6 +25,7 @@ WEIGHTS = "model.safetensors"
 SIZES = {"vocab_size": 320, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2}
 UP = "model.layers.1.mlp.up_proj"
 TOKENS = torch.randint(3, 320, (24,), generator=torch.Generator().manual_seed(0)).tolist()
+NEAR = 0.03  # kernels round rows to 8 bits or to bf16
 
 
 @dataclass(frozen=True)
@@ -195,7 +196,7 @@ def test_logits_are_those_of_the_dequantised_model(
     stored = load_target(folder, dtype="stored")
     assert all("int4" in layer.down.kernel for layer in stored.decoder.layers)
     assert all("int4" in layer.qkv.kernel for layer in stored.decoder.layers)
-    assert off(logits_of(stored, TOKENS), expected) < 0.02
+    assert off(logits_of(stored, TOKENS), expected) < NEAR
 
 
 def test_groups_are_kept_where_a_kernel_has_them(folder: Path, model: PreTrainedModel) -> None:
@@ -223,7 +224,7 @@ def test_layers_of_different_orders_are_stacked_dense(folder: Path, model: PreTr
     assert "int4" not in layer.qkv.kernel
     assert "bf" in layer.qkv.kernel
     assert "int4" in layer.down.kernel
-    assert off(logits_of(target, TOKENS), reference(meant)) < 0.02
+    assert off(logits_of(target, TOKENS), reference(meant)) < NEAR
     asked = load_target(folder, dtype="int4")
     assert torch.equal(
         logits_of(asked, TOKENS), logits_of(load_target(folder, dtype="stored"), TOKENS)
@@ -238,7 +239,7 @@ def test_groups_that_no_kernel_has_are_computed_dense(
     plan = plan_target(str(folder), dtype="stored", device=CPU, context_tokens=64)
     target = plan.load()
     assert "int4" not in target.decoder.layers[0].down.kernel
-    assert off(logits_of(target, TOKENS), reference(meant)) < 0.02
+    assert off(logits_of(target, TOKENS), reference(meant)) < NEAR
     assert target.decoder.weight_bytes == pytest.approx(plan.weight_bytes, rel=0.02)
 
 
@@ -261,7 +262,7 @@ def test_biases_of_packed_layers(checkpoints: Checkpoints, tmp_path: Path) -> No
     model = make_model("qwen2", seed=12, initializer_range=0.1, **SIZES)
     folder = Path(shutil.copytree(checkpoints.save("gptq_qwen2", model), tmp_path / "checkpoint"))
     meant = write(folder, model, Packing(64, act_order=True, symmetric=False))
-    assert off(logits_of(load_target(folder, dtype="stored"), TOKENS), reference(meant)) < 0.02
+    assert off(logits_of(load_target(folder, dtype="stored"), TOKENS), reference(meant)) < NEAR
 
 
 def test_layers_that_were_left_out_are_dense(folder: Path, model: PreTrainedModel) -> None:
@@ -309,7 +310,7 @@ def test_names_and_config_of_older_writers(
     fields = {"bits": 4, "group_size": 32, "desc_act": False, "sym": True}
     (folder / "quantize_config.json").write_text(json.dumps(fields))
     target = load_target(folder, dtype="stored")
-    assert off(logits_of(target, TOKENS), reference(meant)) < 0.02
+    assert off(logits_of(target, TOKENS), reference(meant)) < NEAR
     assert target.checkpoint.sha256() != open_checkpoint(dense_folder).sha256()
 
 
@@ -325,7 +326,7 @@ def test_shards_of_older_writers(folder: Path, model: PreTrainedModel) -> None:
     index_file = folder / "gptq_model-4bit-32g.safetensors.index.json"
     index_file.write_text(json.dumps({"weight_map": weight_map}))
     target = load_target(folder, dtype="stored")
-    assert off(logits_of(target, TOKENS), reference(meant)) < 0.02
+    assert off(logits_of(target, TOKENS), reference(meant)) < NEAR
     index_file.unlink()
     refused(folder, "2 files gptq_model-*.safetensors")
 
@@ -460,7 +461,7 @@ def test_int4_rounds_the_layers_of_a_dense_checkpoint(folder: Path) -> None:
         for name, parameter in rounded.named_parameters():
             if name.endswith("_proj.weight"):
                 parameter.copy_(round_to_int4(parameter).dequantised())
-    assert off(logits_of(target, TOKENS), reference(rounded)) < 0.02
+    assert off(logits_of(target, TOKENS), reference(rounded)) < NEAR
 
 
 def test_int8_rounds_the_layers_of_a_dense_checkpoint(checkpoints: Checkpoints) -> None:

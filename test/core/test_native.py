@@ -1,6 +1,9 @@
 """The native step against torch: the same numbers, and rows that do not depend on their company."""
 
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -12,6 +15,8 @@ from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
 from core.tiny import CPU, make_model, write_gguf
+from memspec_core.cli.doctor import OPTIONAL
+from memspec_core.cli.inspect import describe
 from memspec_core.models.backend import TorchBackend, choose_backend
 from memspec_core.models.checkpoint import Checkpoint, open_checkpoint
 from memspec_core.models.decoder import Decoder
@@ -27,6 +32,8 @@ from memspec_core.models.quantised import (
 )
 from memspec_core.models.target import plan_target
 
+if native.is_switched_off():
+    pytest.skip(f"{native.SWITCH} is 0", allow_module_level=True)
 try:
     native.load()
 except native.NativeUnavailableError as error:
@@ -228,3 +235,64 @@ def test_torch_computes_what_the_step_cannot(
     assert chosen("bf16", vocab_size=193) == "torch"
     monkeypatch.setenv(native.SWITCH, "0")
     assert chosen("bf16") == TorchBackend.name != NativeBackend.name
+
+
+PROBE = """
+from pathlib import Path
+import torch
+from memspec_core.models.native.backend import NativeLinear
+from memspec_core.models.native.library import load
+
+def runtimes():
+    paths = set(Path("/proc/self/maps").read_text().split())
+    return {path for path in paths if Path(path).name.startswith(("libgomp", "libomp", "libiomp"))}
+
+def threads():
+    return len(list(Path("/proc/self/task").iterdir()))
+
+def compute():
+    NativeLinear(load(), torch.ones(4096, 512).bfloat16(), None)(torch.ones(1, 512))
+"""
+ONE_RUNTIME = """
+torch.set_num_threads(3)
+torch.ones(4096, 4096).sum()
+of_torch, most = runtimes(), threads()
+compute()
+assert runtimes() == of_torch, runtimes() - of_torch
+assert threads() <= most
+"""
+ONE_THREAD = """
+torch.set_num_threads(1)
+most = threads()
+compute()
+assert threads() <= most
+"""
+
+
+def in_a_new_process(script: str) -> None:
+    command = [sys.executable, "-c", script]
+    source = str(Path(native.__file__).parents[3])
+    done = subprocess.run(
+        command,
+        env=dict(os.environ, PYTHONPATH=source),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_torch_and_the_step_share_one_openmp_runtime() -> None:
+    in_a_new_process(PROBE + ONE_RUNTIME)
+
+
+def test_no_more_threads_than_torch_may_have() -> None:
+    in_a_new_process(PROBE + ONE_THREAD)
+
+
+def test_what_computes_is_named(checkpoint: Checkpoint) -> None:
+    ours, reference = both(checkpoint, "bf16")
+    assert ours.kernel == "native bf16 (AVX-512)"
+    assert reference.kernel == "torch float32"
+    assert describe("default")["cpu_backend"] == "native"
+    assert "in use" in OPTIONAL["native step"]()

@@ -6,11 +6,17 @@ import json
 import os
 import platform
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import psutil
 
 from memspec_core.cli.arguments import Subparsers
 from memspec_core.errors import MemSpecError
+
+if TYPE_CHECKING:
+    import torch
+
+    from memspec_core.models.linear import Linear
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "gguf", "numpy", "psutil")
 
@@ -80,20 +86,56 @@ def _draft() -> str:
     return f"{folder}: {manifest.kind}, {len(manifest.layers)} layers"
 
 
-def _cpu_kernel() -> str:
-    """Run the 4-bit kernel on a small weight and compare it with plain arithmetic."""
+def _torch_kernel() -> str:
+    """Run torch's 4-bit kernel on a small weight."""
     import torch
 
     from memspec_core.models.linear import Int4Linear
     from memspec_core.models.quantised import round_to_int4
 
-    weight = round_to_int4(torch.randn(64, 64, generator=torch.Generator().manual_seed(0)))
-    rows = torch.ones(2, 64)
-    expected = rows @ weight.dequantised().T
-    error = float((Int4Linear(weight)(rows).float() - expected).abs().max())
-    if error > 0.1 * float(expected.abs().max()):
-        raise MemSpecError(f"The 4-bit kernel computes wrong values (off by {error:.3g}).")
+    weight = round_to_int4(_small_weight())
+    _require_right("The 4-bit kernel", Int4Linear(weight), weight.dequantised())
     return f"{Int4Linear.kernel}; {torch.get_num_threads()} threads"
+
+
+def _native_step() -> str:
+    """Run the native kernels on a small weight; raises with what stops models from using them."""
+    import torch
+
+    from memspec_core.models.native.backend import NativeLinear
+    from memspec_core.models.native.library import SWITCH, is_switched_off, library_path, load
+    from memspec_core.models.quantised import round_to_int4, round_to_int8
+
+    if is_switched_off():
+        raise MemSpecError(f"Switched off by {SWITCH}=0; torch computes instead.")
+    library = load()
+    dense = _small_weight()
+    four, eight, half = round_to_int4(dense), round_to_int8(dense), dense.bfloat16()
+    for weight, meant in (
+        (four, four.dequantised()),
+        (eight, eight.dequantised()),
+        (half, half.float()),
+    ):
+        linear = NativeLinear(library, weight, None)
+        _require_right(f"The kernel '{linear.kernel}'", linear, meant)
+    return f"in use, int4, int8, bf16; {torch.get_num_threads()} threads; {library_path()}"
+
+
+def _small_weight() -> "torch.Tensor":
+    import torch
+
+    return torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+
+
+def _require_right(name: str, linear: "Linear", weight: "torch.Tensor") -> None:
+    """Compare what a kernel computes with plain arithmetic."""
+    import torch
+
+    rows = torch.linspace(-1.0, 1.0, 128).view(2, 64)
+    expected = rows @ weight.T
+    error = float((linear(rows).float() - expected).abs().max())
+    if not error <= 0.1 * float(expected.abs().max()):
+        raise MemSpecError(f"{name} computes wrong values (off by {error:.3g}).")
 
 
 def _memory() -> str:
@@ -126,7 +168,7 @@ NEEDED: dict[str, Check] = {
     "packages": _packages,
     "default target": _target,
     "default draft": _draft,
-    "4-bit kernel": _cpu_kernel,
+    "4-bit kernel": _torch_kernel,
     "memory": _memory,
 }
-OPTIONAL: dict[str, Check] = {"CUDA": _cuda, "ROS 2": _ros}
+OPTIONAL: dict[str, Check] = {"native step": _native_step, "CUDA": _cuda, "ROS 2": _ros}

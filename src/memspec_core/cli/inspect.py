@@ -36,18 +36,23 @@ def run(arguments: argparse.Namespace) -> int:
 
 def describe(path: str) -> dict[str, object]:
     """Describe a decoder checkpoint; raises `CheckpointError`."""
+    import torch
+
+    from memspec_core.models.backend import choose_backend
     from memspec_core.models.checkpoint import open_checkpoint
     from memspec_core.models.tokenizer import Tokenizer
 
     checkpoint = open_checkpoint(path)
     tokenizer = Tokenizer.of(checkpoint)
     sizes = checkpoint.config
+    backend = choose_backend(checkpoint.weights, sizes, "stored", torch.device("cpu"))
     return {
         "path": str(checkpoint.folder),
         "gguf_file": checkpoint.gguf_file,
         "family": sizes.family,
         "format": "gguf" if checkpoint.gguf_file else "safetensors",
         "quantisation": checkpoint.quantisation,
+        "cpu_backend": backend.name,
         "layers": sizes.layers,
         "hidden_size": sizes.hidden_size,
         "heads": sizes.heads,

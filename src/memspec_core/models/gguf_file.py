@@ -1,4 +1,4 @@
-"""Weights and sizes in a GGUF file; Q4_0 and Q4_1 blocks are kept as they are."""
+"""Weights and sizes in a GGUF file; Q4_0, Q4_1 and Q8_0 blocks are kept as they are."""
 
 from pathlib import Path
 from typing import Any

@@ -18,14 +18,15 @@ MOST_HEAD_SIZE = 256
 class NativeLinear:
     """A linear layer [out, in] of 4 or 8 bits, bf16 or fp16.
 
-    Rows go through it in bf16; sums are in fp32.
+    Rows go through it in bf16, or at 4 and 8 bits rounded to 8 bits in blocks of 32; sums are in
+    fp32.
     """
 
     def __init__(self, library: ModuleType, weight: Weight, bias: torch.Tensor | None) -> None:
         format_name, packed = pack(weight)
         outputs, inputs = weight.shape if isinstance(weight, torch.Tensor) else weight.codes.shape
         order = weight.input_order if isinstance(weight, Int4Weight) else None
-        self.kernel = f"native {format_name} (AVX-512 BF16)"
+        self.kernel = f"native {format_name} (AVX-512)"
         self.weight_bytes = packed.nbytes + (0 if order is None else 4 * order.numel())
         self.handle = library.Linear(
             packed,

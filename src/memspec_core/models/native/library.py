@@ -1,7 +1,8 @@
 """Building the native step and loading it.
 
 The library lies in the user's cache folder under a name made from its source, its flags and what
-it is built for, so that a stale one is never loaded.
+it is built for, so that a stale one is never loaded. It ends in a checksum: loading half a library,
+as a full disc or a power cut may leave it, would end the process.
 """
 
 import hashlib
@@ -9,7 +10,11 @@ import importlib.util
 import logging
 import os
 import platform
+import shlex
+import shutil
+import subprocess
 import sys
+import sysconfig
 import tempfile
 from functools import lru_cache
 from pathlib import Path
@@ -18,6 +23,7 @@ from types import ModuleType
 import torch
 
 from memspec_core.errors import MemSpecError
+from memspec_core.models.native.cpu import missing_flags
 
 SWITCH = "MEMSPEC_NATIVE"
 """Set to 0, this environment variable has torch compute everything."""
@@ -26,18 +32,8 @@ BUILD_COMMAND = "python -m memspec_core.models.native"
 
 _NAME = "memspec_native"
 _SOURCE = Path(__file__).with_name("step.cpp")
-_CPU_FLAGS = (
-    "avx512f",
-    "avx512bw",
-    "avx512vl",
-    "avx512dq",
-    "avx512_vnni",
-    "avx512_bf16",
-    "fma",
-    "f16c",
-)
 _FLAGS = (
-    *("-O3", "-std=c++17", "-fopenmp", "-ffp-contract=off", "-Wno-psabi"),
+    *("-O3", "-std=c++17", "-fPIC", "-fopenmp", "-ffp-contract=off", "-Wno-psabi"),
     *(
         "-mavx512f",
         "-mavx512bw",
@@ -56,15 +52,30 @@ class NativeUnavailableError(MemSpecError):
     """The native step cannot be built or loaded here; torch computes instead."""
 
 
+class NativeBrokenError(NativeUnavailableError):
+    """The native step was built, but what is there cannot be loaded."""
+
+
+def is_switched_off() -> bool:
+    """Whether the user wants torch to compute everything."""
+    return os.environ.get(SWITCH) == "0"
+
+
 def library() -> ModuleType | None:
     """Return the loaded library, or None where torch has to do; never builds."""
-    if os.environ.get(SWITCH) == "0":
+    if is_switched_off():
         return None
     try:
         return load()
     except NativeUnavailableError as error:
-        _LOG.info("%s", error)
+        broken = isinstance(error, NativeBrokenError)
+        _log_once(logging.WARNING if broken else logging.INFO, str(error))
         return None
+
+
+@lru_cache
+def _log_once(level: int, text: str) -> None:
+    _LOG.log(level, "%s", text)
 
 
 @lru_cache(maxsize=1)
@@ -72,45 +83,38 @@ def load() -> ModuleType:
     """Load the library; raises `NativeUnavailableError` with what to do."""
     _require_cpu()
     path = library_path()
-    if not path.exists():
+    if not path.is_file():
         raise NativeUnavailableError(f"The native step is not built; run `{BUILD_COMMAND}`.")
-    spec = importlib.util.spec_from_file_location(_NAME, path)
-    assert spec is not None
-    assert spec.loader is not None
+    if not _is_whole(path):
+        raise NativeBrokenError(f"{path} is damaged; run `{BUILD_COMMAND}`.")
     try:
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        return _import(path)
     except ImportError as error:
-        raise NativeUnavailableError(
+        raise NativeBrokenError(
             f"{path} cannot be loaded ({error}); delete it and run `{BUILD_COMMAND}`."
         ) from error
-    return module
 
 
 def build() -> Path:
     """Compile the library, about a minute; returns its path. Nothing is done where it is there.
 
-    Raises `NativeUnavailableError` where the CPU or the compiler does not do.
+    Raises `NativeUnavailableError` where the CPU or the compiler does not do. Builds and loads may
+    go on at the same time: a library appears at its path at once and whole.
     """
     _require_cpu()
     path = library_path()
-    if path.exists():
+    if _is_whole(path):
         return path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # ninja, which compiles, lies beside an environment's Python.
-    own = str(Path(sys.executable).parent)
-    os.environ["PATH"] = os.pathsep.join((own, os.environ.get("PATH", "")))
-    from torch.utils import cpp_extension
-
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        try:
-            # Not linked to a second OpenMP runtime: torch's own is found, and its threads shared.
-            cpp_extension.load(
-                _NAME, [str(_SOURCE)], extra_cflags=list(_FLAGS), build_directory=folder
-            )
-        except (RuntimeError, OSError, ImportError) as error:
-            raise NativeUnavailableError(f"The native step cannot be compiled: {error}") from error
-        (Path(folder) / f"{_NAME}.so").replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="build-", dir=path.parent) as folder:
+            made = Path(folder) / path.name
+            _compile(made)
+            _seal(made)
+            _import(made)
+            made.replace(path)
+    except (OSError, ImportError) as error:
+        raise NativeUnavailableError(f"The native step cannot be built: {error}") from error
     return path
 
 
@@ -118,18 +122,95 @@ def library_path() -> Path:
     """Return where the library for this source, torch and Python lies once it is built."""
     made_for = (torch.__version__, sys.implementation.cache_tag, platform.machine(), *_FLAGS)
     digest = hashlib.sha256(_SOURCE.read_bytes() + repr(made_for).encode()).hexdigest()
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "memspec" / f"{_NAME}-{digest[:16]}.so"
+    return _cache_folder() / "memspec" / f"{_NAME}-{digest[:16]}.so"
+
+
+def _cache_folder() -> Path:
+    chosen = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return Path(chosen) if chosen else Path.home() / ".cache"
+    except RuntimeError as error:
+        raise NativeUnavailableError(
+            "The native step has no place: there is no home folder, and XDG_CACHE_HOME is not set."
+        ) from error
 
 
 def _require_cpu() -> None:
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        text = ""
-    flags = next((line.split() for line in text.splitlines() if line.startswith("flags")), [])
-    missing = [flag for flag in _CPU_FLAGS if flag not in flags]
+    missing = missing_flags()
     if missing:
         raise NativeUnavailableError(
             f"The native step needs a CPU with {', '.join(missing)}; torch computes instead."
         )
+
+
+def _import(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(_NAME, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _compile(path: Path) -> None:
+    """Compile the library to `path`."""
+    compiler = _compiler()
+    parts = path.with_suffix(".o")
+    torch_folder = Path(torch.__file__).parent
+    headers = torch_folder / "include"
+    api_headers = headers / "torch" / "csrc" / "api" / "include"
+    _run(
+        *(*compiler, "-c", str(_SOURCE), "-o", str(parts), *_FLAGS),
+        f"-DTORCH_EXTENSION_NAME={_NAME}",
+        "-DTORCH_API_INCLUDE_EXTENSION_H",
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
+        *("-isystem", str(headers), "-isystem", str(api_headers)),
+        *("-isystem", sysconfig.get_paths()["include"]),
+    )
+    # Without -fopenmp, which would bring a second OpenMP runtime: torch's own is found when the
+    # library is loaded, and its threads are shared.
+    libraries = ("-lc10", "-ltorch_cpu", "-ltorch_python")
+    _run(*compiler, "-shared", str(parts), "-o", str(path), f"-L{torch_folder / 'lib'}", *libraries)
+
+
+def _compiler() -> list[str]:
+    chosen = shlex.split(os.environ.get("CXX", ""))
+    return chosen or ["c++" if shutil.which("c++") else "g++"]
+
+
+def _run(*command: str) -> None:
+    """Run a compiler; what it says goes to the log where it fails, and the reason to the error."""
+    done = subprocess.run(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    if done.returncode == 0:
+        return
+    said = done.stdout.strip()
+    if said:
+        _LOG.error("%s", said)
+    errors = [line for line in said.splitlines() if "error" in line]
+    reason = errors[0] if errors else f"exit code {done.returncode}"
+    raise NativeUnavailableError(f"The native step cannot be compiled: {command[0]}: {reason}")
+
+
+def _seal(path: Path) -> None:
+    """Put the checksum behind a library, where loaders do not look, and all of it on the disc."""
+    checksum = hashlib.sha256(path.read_bytes()).digest()
+    with path.open("ab") as file:
+        file.write(checksum)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return False
+    size = hashlib.sha256().digest_size
+    return hashlib.sha256(content[:-size]).digest() == content[-size:]
