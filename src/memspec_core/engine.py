@@ -11,6 +11,7 @@ import torch
 from memspec_core.clock import Clock
 from memspec_core.controller import Controller
 from memspec_core.models.draft import DraftPlan, plan_draft
+from memspec_core.models.native.backend import NativeBackend
 from memspec_core.models.target import Target, parse_device, plan_target
 from memspec_core.residency.cache import DraftBytes, DraftCache
 from memspec_core.residency.ledger import Account, Ledger, open_ledger
@@ -25,6 +26,9 @@ from memspec_core.speculation.tree import TreeDraft
 from memspec_core.strategies import Context, create_strategy
 
 _LOG = logging.getLogger(__name__)
+
+DEFAULT_THREADS = torch.get_num_threads()
+"""Torch's own choice. Later it may be another thread's number that a new thread begins with."""
 
 
 @dataclass(frozen=True)
@@ -74,19 +78,23 @@ def load_engine(
     `MemoryBudgetError`, and whatever `between_parts` raises; nothing stays behind then.
     """
     chosen = settings()
-    if chosen.threads:
-        torch.set_num_threads(chosen.threads)
+    threads = chosen.threads or DEFAULT_THREADS
+    torch.set_num_threads(threads)
     ledger = open_ledger(chosen.memory_budget_mib, chosen.memory_floor_mib)
     plan = plan_target(
         chosen.target_path,
         dtype=chosen.dtype,
         device=parse_device(chosen.device),
         context_tokens=chosen.context_tokens,
+        threads=threads,
     )
     ledger.reserve(Account.TARGET, "target", plan.weight_bytes)
     ledger.reserve(Account.KV, "target", plan.kv_bytes)
     drafts = {d.name: plan_draft(d.name, d.path, plan) for d in chosen.drafts}
     target = plan.load(between_parts)
+    if target.backend.name == NativeBackend.name:
+        # Its own threads wait by spinning for a while, and so do torch's: they would compete.
+        torch.set_num_threads(1)
     ledger.correct(Account.TARGET, "target", target.decoder.weight_bytes)
     loader = DraftLoader(
         lambda name: _load_draft(drafts[name], target, chosen.draft_shape),
@@ -110,7 +118,6 @@ def load_engine(
         loader.close()
         raise
     controller = Controller(target, cache, planner, settings, clock)
-    threads = torch.get_num_threads()  # it is this thread's own; others may be told another number
     return Engine(target, drafts, ledger, loader, cache, planner, controller, threads)
 
 

@@ -162,7 +162,7 @@ def test_greedy_tokens_of_the_embedded_target(embedded: Checkpoint, tokenizer: T
 
 def embedded_as(dtype: str, checkpoint: Checkpoint, tokenizer: Tokenizer) -> Target:
     """Load the embedded target without reading its long token list once more."""
-    backend = choose_backend(checkpoint.weights, checkpoint.config, dtype, CPU)
+    backend = choose_backend(checkpoint.weights, checkpoint.config, dtype, CPU, 1)
     decoder = build(checkpoint, backend, dtype)
     cache = KeyValueCache(decoder.config, 128, backend.cache_dtype(CPU), CPU)
     ends = tokenizer.end_of_sequence_ids()
@@ -176,7 +176,7 @@ def test_gguf_of_either_family(family: str, tmp_path: Path) -> None:
     checkpoint = open_checkpoint(tmp_path)
     assert checkpoint.config.family == family
     assert checkpoint.end_of_sequence_ids == {2}
-    decoder = build(checkpoint, TorchBackend())
+    decoder = build(checkpoint, TorchBackend(1))
     cache = KeyValueCache(decoder.config, 32, torch.float32, CPU)
     hidden = decoder.forward(tokens(16), cache)
     close(decoder.logits(hidden), reference(model, tokens(16)))

@@ -99,7 +99,7 @@ def test_a_layer_computes_what_its_weight_says(library: ModuleType, kind: str) -
     weight = WEIGHTS[kind](random(48, 256))
     bias = random(48, seed=1)
     x = random(ROWS, 256, seed=2)
-    found = NativeLinear(library, weight, bias)(x)
+    found = NativeLinear(library, weight, bias, 2)(x)
     # Scales lie there in fp16.
     expected = rounded(x, weight) @ dense(weight).T + bias
     assert float((found - expected).abs().max()) < 2e-3 * float(expected.abs().max())
@@ -107,7 +107,7 @@ def test_a_layer_computes_what_its_weight_says(library: ModuleType, kind: str) -
 
 @pytest.mark.parametrize("kind", WEIGHTS)
 def test_a_row_does_not_depend_on_its_company(library: ModuleType, kind: str) -> None:
-    linear = NativeLinear(library, WEIGHTS[kind](random(48, 256)), None)
+    linear = NativeLinear(library, WEIGHTS[kind](random(48, 256)), None, 2)
     x = random(ROWS, 256, seed=2)
     together = linear(x)
     for count in range(1, 14):
@@ -118,13 +118,13 @@ def test_a_row_does_not_depend_on_its_company(library: ModuleType, kind: str) ->
 def test_rows_of_a_weight(library: ModuleType, kind: str) -> None:
     weight = WEIGHTS[kind](random(48, 256))
     indices = torch.tensor([0, 17, 47])
-    found = NativeLinear(library, weight, None).rows(indices)
+    found = NativeLinear(library, weight, None, 1).rows(indices)
     torch.testing.assert_close(found, dense(weight)[indices], rtol=2e-3, atol=2e-3)
 
 
 def both(checkpoint: Checkpoint, dtype: str) -> tuple[Decoder, Decoder]:
     """Load a checkpoint natively, and by torch in fp32."""
-    assert choose_backend(checkpoint.weights, checkpoint.config, dtype, CPU).name == "native"
+    assert choose_backend(checkpoint.weights, checkpoint.config, dtype, CPU, 2).name == "native"
     plans = [
         plan_target(str(checkpoint.path), dtype=kind, device=CPU, context_tokens=256)
         for kind in (dtype, "fp32")
@@ -186,11 +186,8 @@ def test_rows_never_depend_on_the_pass(checkpoint: Checkpoint, data: st.DataObje
         start = cache.length
         right = data.draw(st.integers(1, min(9, len(fed) - start)))
         wrong = data.draw(st.lists(st.integers(0, 191), max_size=4))
-        threads = data.draw(st.integers(1, 3))
-        before = torch.get_num_threads()
-        torch.set_num_threads(threads)
+        ours._threads = data.draw(st.integers(1, 3))
         hidden = ours.forward([*fed[start : start + right], *wrong], cache)
-        torch.set_num_threads(before)
         for row in range(right):
             assert torch.equal(hidden[row : row + 1], expected[start + row])
         cache.truncate(start + right)
@@ -226,7 +223,7 @@ def test_torch_computes_what_the_step_cannot(
         folder = tmp_path / f"{len(list(tmp_path.iterdir()))}"
         make_model(seed=1, **(SIZES | sizes)).save_pretrained(folder)
         source = open_checkpoint(folder)
-        return choose_backend(source.weights, source.config, dtype, CPU).name
+        return choose_backend(source.weights, source.config, dtype, CPU, 2).name
 
     assert chosen("bf16") == "native"
     assert chosen("fp32") == "torch"
@@ -251,21 +248,20 @@ def threads():
     return len(list(Path("/proc/self/task").iterdir()))
 
 def compute():
-    NativeLinear(load(), torch.ones(4096, 512).bfloat16(), None)(torch.ones(1, 512))
+    NativeLinear(load(), torch.ones(4096, 512).bfloat16(), None, COUNT)(torch.ones(1, 512))
 """
-ONE_RUNTIME = """
-torch.set_num_threads(3)
+NO_SECOND_RUNTIME = """
 torch.ones(4096, 4096).sum()
-of_torch, most = runtimes(), threads()
+of_torch, before, COUNT = runtimes(), threads(), 3
+compute()
 compute()
 assert runtimes() == of_torch, runtimes() - of_torch
-assert threads() <= most
+assert threads() == before + 2
 """
 ONE_THREAD = """
-torch.set_num_threads(1)
-most = threads()
+before, COUNT = threads(), 1
 compute()
-assert threads() <= most
+assert threads() == before
 """
 
 
@@ -282,11 +278,11 @@ def in_a_new_process(script: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_torch_and_the_step_share_one_openmp_runtime() -> None:
-    in_a_new_process(PROBE + ONE_RUNTIME)
+def test_the_step_has_its_own_threads_and_no_openmp() -> None:
+    in_a_new_process(PROBE + NO_SECOND_RUNTIME)
 
 
-def test_no_more_threads_than_torch_may_have() -> None:
+def test_one_thread_is_the_callers() -> None:
     in_a_new_process(PROBE + ONE_THREAD)
 
 

@@ -63,10 +63,10 @@ def test_a_draft_that_is_always_wrong_is_tried_ever_less_often() -> None:
         planner.observe(plan.name, plan.length, 0, 0.1, 1.0)
         if plan.length:
             used.append(iteration)
-    assert len([iteration for iteration in used if iteration < 30]) < 20
+    assert len([iteration for iteration in used if iteration < 30]) < 25
     later = [iteration for iteration in used if iteration >= 100]
-    assert 2 <= len(later) < 15
-    assert later[-1] - later[-2] > 2 * FIRST_PAUSE
+    assert 2 <= len(later) < 60
+    assert max(b - a for a, b in zip(later, later[1:], strict=False)) > 2 * FIRST_PAUSE
 
 
 def test_a_draft_that_turned_good_is_taken_up_again() -> None:

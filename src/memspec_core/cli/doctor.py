@@ -116,7 +116,7 @@ def _native_step() -> str:
         (eight, eight.dequantised()),
         (half, half.float()),
     ):
-        linear = NativeLinear(library, weight, None)
+        linear = NativeLinear(library, weight, None, torch.get_num_threads())
         _require_right(f"The kernel '{linear.kernel}'", linear, meant)
     return f"in use, int4, int8, bf16; {torch.get_num_threads()} threads; {library_path()}"
 

@@ -45,7 +45,7 @@ def describe(path: str) -> dict[str, object]:
     checkpoint = open_checkpoint(path)
     tokenizer = Tokenizer.of(checkpoint)
     sizes = checkpoint.config
-    backend = choose_backend(checkpoint.weights, sizes, "stored", torch.device("cpu"))
+    backend = choose_backend(checkpoint.weights, sizes, "stored", torch.device("cpu"), 1)
     return {
         "path": str(checkpoint.folder),
         "gguf_file": checkpoint.gguf_file,

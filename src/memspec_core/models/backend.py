@@ -15,9 +15,13 @@ from memspec_core.models.torch_decoder import TorchDecoder
 
 
 class Backend(Protocol):
-    """Makes the parts of a decoder from weights; `name` is for people."""
+    """Makes the parts of a decoder from weights; `name` is for people.
+
+    `threads`: how many compute.
+    """
 
     name: str
+    threads: int
 
     def takes(self, weight: Int4Weight | Int8Weight) -> bool:
         """Whether there is a kernel for a weight in groups; it is dequantised otherwise."""
@@ -54,6 +58,9 @@ class TorchBackend:
     name = "torch"
     decoder = TorchDecoder
 
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+
     def takes(self, weight: Int4Weight | Int8Weight) -> bool:
         """Whether there is a kernel for a weight in groups: on CPUs there are two."""
         if weight.codes.device.type != "cpu":
@@ -83,14 +90,19 @@ def _dense(weight: Int8Weight | torch.Tensor) -> torch.Tensor:
 
 
 def choose_backend(
-    source: WeightSource, config: DecoderConfig, dtype: str, device: torch.device
+    source: WeightSource,
+    config: DecoderConfig,
+    dtype: str,
+    device: torch.device,
+    threads: int,
 ) -> Backend:
     """Return the native backend where it computes all of a model in its dtype, else torch's."""
     loaded = library() if device.type == "cpu" else None
     if loaded is None or not NativeBackend.has_sizes(config):
-        return TorchBackend()
+        return TorchBackend(threads)
     dense = [name for name in (EMBEDDING, HEAD) if source.has(name)]
     if dtype == "stored":
         dense += [name for name in matrix_names(config) if not source.is_int4(name)]
     dtypes = {DTYPES[dtype]} if dtype in DTYPES else set(map(source.stored_dtype, dense))
-    return NativeBackend(loaded) if dtypes <= NativeBackend.DTYPES else TorchBackend()
+    native = dtypes <= NativeBackend.DTYPES
+    return NativeBackend(loaded, threads) if native else TorchBackend(threads)

@@ -108,7 +108,7 @@ def plan_draft(name: str, path: str, target: TargetPlan | Target) -> DraftPlan:
     sizes = target.checkpoint.config
     if not (folder / MANIFEST).exists():
         checkpoint = open_checkpoint(folder)
-        backend = _backend_of(checkpoint, _device(target))
+        backend = _backend_of(checkpoint, target)
         return DraftPlan(
             name=name,
             path=folder,
@@ -120,7 +120,11 @@ def plan_draft(name: str, path: str, target: TargetPlan | Target) -> DraftPlan:
         )
     manifest = read_manifest(folder)
     config = _truncated_config(sizes, manifest, folder)
-    backend = target.backend if manifest.head_tokens % HEAD_TILE == 0 else TorchBackend()
+    backend = (
+        target.backend
+        if manifest.head_tokens % HEAD_TILE == 0
+        else TorchBackend(target.backend.threads)
+    )
     return DraftPlan(
         name=name,
         path=folder,
@@ -252,7 +256,7 @@ def _load_full(path: Path, target: Target) -> Decoder:
         checkpoint=checkpoint,
         dtype="stored",
         device=device,
-        backend=_backend_of(checkpoint, device),
+        backend=_backend_of(checkpoint, target),
         context_tokens=1,
         weight_bytes=0,
         kv_bytes=0,
@@ -260,8 +264,10 @@ def _load_full(path: Path, target: Target) -> Decoder:
     return plan.load().decoder
 
 
-def _backend_of(checkpoint: Checkpoint, device: torch.device) -> Backend:
-    return choose_backend(checkpoint.weights, checkpoint.config, "stored", device)
+def _backend_of(checkpoint: Checkpoint, target: TargetPlan | Target) -> Backend:
+    return choose_backend(
+        checkpoint.weights, checkpoint.config, "stored", _device(target), target.backend.threads
+    )
 
 
 def _checked(checkpoint: Checkpoint, target: Target) -> Checkpoint:

@@ -91,7 +91,9 @@ class TargetPlan:
             )
 
 
-def plan_target(path: str, *, dtype: str, device: torch.device, context_tokens: int) -> TargetPlan:
+def plan_target(
+    path: str, *, dtype: str, device: torch.device, context_tokens: int, threads: int = 0
+) -> TargetPlan:
     """Look at a target without reading its weights; raises `CheckpointError`.
 
     `dtype` is "stored", "fp32", "bf16", "int4" or "int8"; the context is cut to the checkpoint's
@@ -104,7 +106,7 @@ def plan_target(path: str, *, dtype: str, device: torch.device, context_tokens: 
         )
     checkpoint = open_checkpoint(path)
     config, weights = checkpoint.config, checkpoint.weights
-    backend = choose_backend(weights, config, dtype, device)
+    backend = choose_backend(weights, config, dtype, device, threads or torch.get_num_threads())
     capacity = min(context_tokens, config.context_tokens)
     return TargetPlan(
         checkpoint=checkpoint,

@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
+
 from memspec_core.clock import Clock
 from memspec_core.errors import MemSpecError
 from memspec_core.speculation.proposal import Draft
@@ -65,6 +67,7 @@ class DraftLoader:
         self._thread.join()
 
     def _run(self) -> None:
+        torch.set_num_threads(1)  # here; the cores are the decoder's
         while (name := self._wanted.get()) is not None:
             self._finished.put(self._loaded(name))
             self._on_finished()

@@ -67,21 +67,29 @@ def calibrate(target: Target, drafts: Mapping[str, Draft], clock: Clock) -> Cost
         for rows in range(1, most + 1)
     ]
     steps = {
-        name: _median_seconds(partial(_draw, draft), clock, deadline) / STEPS
+        # Each after a pass, which leaves little of a draft in the CPU's caches.
+        name: _median_seconds(partial(_draw, draft), clock, deadline, partial(_verify, target, 1))
+        / STEPS
         for name, draft in drafts.items()
     }
     target.cache.truncate(0)
     device = target.decoder.device.type
     bandwidth = read_bandwidth(
-        torch.get_num_threads(), device, size_bytes=READ_BYTES, repeats=REPEATS
+        target.backend.threads, device, size_bytes=READ_BYTES, repeats=REPEATS
     )
     return Costs(_rising(verify), steps, bandwidth)
 
 
-def _median_seconds(run: Callable[[], object], clock: Clock, deadline: float) -> float:
+def _median_seconds(
+    run: Callable[[], object],
+    clock: Clock,
+    deadline: float,
+    before: Callable[[], object] = lambda: None,
+) -> float:
     run()
     seconds: list[float] = []
     while not seconds or (len(seconds) < REPEATS and clock.now() < deadline):
+        before()
         started = clock.now()
         run()
         seconds.append(clock.now() - started)

@@ -9,24 +9,27 @@ source that does not pay is left alone and tried again now and then.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from memspec_core.request import PLAIN
+from memspec_core.request import LOOKUP, PLAIN
 from memspec_core.speculation.calibration import NOMINAL, Costs
 
 MEMORY = 0.97
 """Weight of the past in an acceptance: it looks back on some thirty iterations."""
 
-ON_AGAIN = 1.05
+ON_AGAIN = 1.03
 """What a source that was left alone must promise over plain decoding; while it runs, 1."""
 
 FIRST_PAUSE = 16
 LONGEST_PAUSE = 256
 """Iterations until a source that does not pay is tried again; doubled each time in vain."""
 
+TRIES = 4
+"""Iterations of a new trial: one alone would say little."""
+
 TIMING_WEIGHT = 0.1
 """Weight of the newest iteration in what passes and steps cost now."""
 
 PRIOR = 0.5
-PRIOR_WEIGHT = 4.0
+PRIOR_WEIGHT = 8.0
 """The acceptance that is assumed before any is seen, and the iterations that it counts for."""
 
 
@@ -59,6 +62,7 @@ class _Source:
     pays: bool = True
     idle: int = 0
     pause: int = FIRST_PAUSE
+    tries: int = 0
 
     def tokens(self, length: int) -> float:
         """Return the tokens that an iteration of `length` proposals is expected to yield."""
@@ -95,7 +99,7 @@ class Plan:
     @property
     def source(self) -> str:
         """The name of the draft, "lookup" or "none"."""
-        return self.name.split(" ")[0]
+        return LOOKUP if self.name.startswith(f"{LOOKUP} ") else self.name
 
     def describe(self) -> str:
         """Return the plan in words for people."""
@@ -136,7 +140,7 @@ class Planner:
             rate, length = self._best_length(source, candidate.most)
             source.pays = rate > plain * (1.0 if source.pays else ON_AGAIN)
             if source.pays:
-                source.pause, source.idle = FIRST_PAUSE, 0
+                source.pause, source.idle, source.tries = FIRST_PAUSE, 0, 0
                 if rate > best_rate:
                     best_rate, best = rate, Plan(candidate.name, length)
             else:
@@ -163,8 +167,10 @@ class Planner:
         source = self._source(name)
         source.add(proposed, accepted)
         if not source.pays:
-            source.idle = 0
-            source.pause = min(2 * source.pause, LONGEST_PAUSE)
+            source.tries += 1
+            if source.tries >= TRIES:
+                source.idle = source.tries = 0
+                source.pause = min(2 * source.pause, LONGEST_PAUSE)
 
     def _best_length(self, source: _Source, most: int) -> tuple[float, int]:
         rates = (

@@ -22,7 +22,10 @@ class NativeLinear:
     fp32.
     """
 
-    def __init__(self, library: ModuleType, weight: Weight, bias: torch.Tensor | None) -> None:
+    def __init__(
+        self, library: ModuleType, weight: Weight, bias: torch.Tensor | None, threads: int
+    ) -> None:
+        self._threads = threads
         format_name, packed = pack(weight)
         outputs, inputs = weight.shape if isinstance(weight, torch.Tensor) else weight.codes.shape
         order = weight.input_order if isinstance(weight, Int4Weight) else None
@@ -40,7 +43,7 @@ class NativeLinear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Apply the layer to n rows; the result is in fp32."""
-        result: torch.Tensor = self.handle.apply(x.float().contiguous(), torch.get_num_threads())
+        result: torch.Tensor = self.handle.apply(x.float().contiguous(), self._threads)
         return result
 
     def rows(self, indices: torch.Tensor) -> torch.Tensor:
@@ -58,6 +61,7 @@ class NativeDecoder(Decoder):
     def __init__(
         self,
         library: ModuleType,
+        threads: int,
         config: DecoderConfig,
         embedding: Table,
         layers: list[DecoderLayer],
@@ -66,6 +70,7 @@ class NativeDecoder(Decoder):
         head_token_ids: torch.Tensor | None = None,
     ) -> None:
         super().__init__(config, embedding, layers, norm, head, head_token_ids)
+        self._threads = threads
         self._step = library.Step(
             library.Sizes(
                 config.hidden_size,
@@ -101,14 +106,14 @@ class NativeDecoder(Decoder):
     ) -> torch.Tensor:
         """Feed n tokens, of a tree at most 64; see `Decoder.forward`."""
         hidden: torch.Tensor = self._step.forward(
-            token_ids, cache.rows, cache.length, parents or [], torch.get_num_threads()
+            token_ids, cache.rows, cache.length, parents or [], self._threads
         )
         cache.token_ids.extend(token_ids)
         return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits; see `Decoder.logits`."""
-        result: torch.Tensor = self._step.logits(hidden.contiguous(), torch.get_num_threads())
+        result: torch.Tensor = self._step.logits(hidden.contiguous(), self._threads)
         return result
 
     @torch.inference_mode()
@@ -131,8 +136,9 @@ class NativeBackend:
     DTYPES = frozenset((torch.bfloat16, torch.float16))
     """Of dense weights."""
 
-    def __init__(self, library: ModuleType) -> None:
+    def __init__(self, library: ModuleType, threads: int) -> None:
         self._library = library
+        self.threads = threads
 
     @staticmethod
     def has_sizes(config: DecoderConfig) -> bool:
@@ -151,7 +157,7 @@ class NativeBackend:
 
     def linear(self, weight: Weight, bias: torch.Tensor | None = None) -> NativeLinear:
         """Make a layer over a weight that it takes, or over a dense one in one of `DTYPES`."""
-        return NativeLinear(self._library, weight, bias)
+        return NativeLinear(self._library, weight, bias, self.threads)
 
     def table(self, weight: Int8Weight | torch.Tensor) -> NativeLinear:
         """Make an embedding."""
@@ -167,7 +173,9 @@ class NativeBackend:
         head_token_ids: torch.Tensor | None = None,
     ) -> NativeDecoder:
         """Put a decoder together from native parts."""
-        return NativeDecoder(self._library, config, embedding, layers, norm, head, head_token_ids)
+        return NativeDecoder(
+            self._library, self.threads, config, embedding, layers, norm, head, head_token_ids
+        )
 
     def cache_dtype(self, device: torch.device) -> torch.dtype:
         """Return fp16."""

@@ -33,7 +33,7 @@ BUILD_COMMAND = "python -m memspec_core.models.native"
 _NAME = "memspec_native"
 _SOURCE = Path(__file__).with_name("step.cpp")
 _FLAGS = (
-    *("-O3", "-std=c++17", "-fPIC", "-fopenmp", "-ffp-contract=off", "-Wno-psabi"),
+    *("-O3", "-std=c++20", "-fPIC", "-pthread", "-ffp-contract=off", "-Wno-psabi"),
     *(
         "-mavx512f",
         "-mavx512bw",
@@ -167,8 +167,6 @@ def _compile(path: Path) -> None:
         *("-isystem", str(headers), "-isystem", str(api_headers)),
         *("-isystem", sysconfig.get_paths()["include"]),
     )
-    # Without -fopenmp, which would bring a second OpenMP runtime: torch's own is found when the
-    # library is loaded, and its threads are shared.
     libraries = ("-lc10", "-ltorch_cpu", "-ltorch_python")
     _run(*compiler, "-shared", str(parts), "-o", str(path), f"-L{torch_folder / 'lib'}", *libraries)
 

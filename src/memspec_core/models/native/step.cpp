@@ -18,18 +18,20 @@
 // bf16. Sums over blocks, norms, attention and the residual are in fp32.
 
 #include <immintrin.h>
-#include <omp.h>
 #include <torch/extension.h>
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace {
@@ -73,6 +75,100 @@ inline __m512 silu(__m512 x) {
   const __m512 top = _mm512_mask_blend_ps(negative, one, e);
   return _mm512_mul_ps(x, _mm512_div_ps(top, _mm512_add_ps(one, e)));
 }
+
+// --- threads -------------------------------------------------------------------------------------
+
+// Threads that run a function together. They wait for the next one, and for each other, by
+// spinning for a while and then asleep: the threads of a pass meet some 150 times, too often to
+// sleep each time. (GCC's OpenMP does, as soon as a process has more threads of its teams than
+// there are CPUs, whatever they do.)
+class Team {
+ public:
+  // Run function(team, index) on `threads` threads, of which the caller is number 0. The process
+  // has one team: passes of different decoders follow each other.
+  template <class Function>
+  static void run(int64_t threads, const Function& function) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!team_ || team_->threads_ != threads) {
+      team_.reset();
+      team_ = std::make_unique<Team>(threads);
+    }
+    team_->start(function);
+  }
+
+  explicit Team(int64_t threads) : threads_(threads) {
+    for (int64_t index = 1; index < threads; ++index) {
+      helpers_.emplace_back([this, index] { help(index); });
+    }
+  }
+
+  ~Team() {
+    call_ = nullptr;
+    ++round_;
+    round_.notify_all();
+    for (std::thread& helper : helpers_) helper.join();
+  }
+
+  // Share 0 .. count - 1 out in equal parts, and wait until all threads have done theirs.
+  template <class Function>
+  void each(int64_t index, int64_t count, const Function& function) {
+    const int64_t end = count * (index + 1) / threads_;
+    for (int64_t i = count * index / threads_; i < end; ++i) function(i);
+    meet();
+  }
+
+ private:
+  static constexpr int kSpins = 20000;
+  static inline std::mutex mutex_;
+  static inline std::unique_ptr<Team> team_;
+
+  template <class Function>
+  void start(const Function& function) {
+    call_ = [](const void* f, Team& team, int64_t index) {
+      (*static_cast<const Function*>(f))(team, index);
+    };
+    function_ = &function;
+    ++round_;
+    round_.notify_all();
+    function(*this, 0);
+    meet();
+  }
+
+  void help(int64_t index) {
+    for (uint32_t round = 0;; ++round) {
+      wait_while(round_, round);
+      if (call_ == nullptr) return;
+      call_(function_, *this, index);
+      meet();
+    }
+  }
+
+  void meet() {
+    const uint32_t meeting = meetings_.load();
+    if (++arrived_ < threads_) {
+      wait_while(meetings_, meeting);
+      return;
+    }
+    arrived_ = 0;
+    ++meetings_;
+    meetings_.notify_all();
+  }
+
+  static void wait_while(std::atomic<uint32_t>& value, uint32_t old) {
+    for (int spin = 0; spin < kSpins; ++spin) {
+      if (value.load() != old) return;
+      _mm_pause();
+    }
+    while (value.load() == old) value.wait(old);
+  }
+
+  const int64_t threads_;
+  std::vector<std::thread> helpers_;
+  void (*call_)(const void*, Team&, int64_t) = nullptr;
+  const void* function_ = nullptr;
+  std::atomic<uint32_t> round_{0}, meetings_{0};
+  std::atomic<int64_t> arrived_{0};
+};
 
 // --- linear layers -------------------------------------------------------------------------------
 
@@ -430,12 +526,13 @@ torch::Tensor apply_to(const Linear& linear, torch::Tensor x, int64_t threads) {
   for (int64_t row = 0; row < rows; ++row) {
     activations.set(row, x.const_data_ptr<float>() + row * linear.inputs, linear);
   }
-#pragma omp parallel for num_threads(threads) schedule(static)
-  for (int64_t tile = 0; tile < linear.tiles(); ++tile) {
-    apply(linear, tile, activations, rows, [&](int64_t row, __m512 y) {
-      _mm512_storeu_ps(out + row * outputs + tile * kTile, y);
+  Team::run(threads, [&](Team& team, int64_t index) {
+    team.each(index, linear.tiles(), [&](int64_t tile) {
+      apply(linear, tile, activations, rows, [&](int64_t row, __m512 y) {
+        _mm512_storeu_ps(out + row * outputs + tile * kTile, y);
+      });
     });
-  }
+  });
   return result;
 }
 
@@ -541,18 +638,16 @@ class Step {
     torch::Tensor result = torch::empty({rows, outputs}, torch::kFloat32);
     float* out = result.mutable_data_ptr<float>();
     reserve_workspaces(threads);
-#pragma omp parallel num_threads(threads)
-    {
-      Activations& x = workspaces_[omp_get_thread_num()].x;
+    Team::run(threads, [&](Team& team, int64_t index) {
+      Activations& x = workspaces_[index].x;
       x.resize(rows, sizes_.hidden);
       set_normed(x, hidden.const_data_ptr<float>(), rows, norm_, head_);
-#pragma omp for schedule(static)
-      for (int64_t tile = 0; tile < head_.tiles(); ++tile) {
+      team.each(index, head_.tiles(), [&](int64_t tile) {
         apply(head_, tile, x, rows, [&](int64_t row, __m512 y) {
           _mm512_storeu_ps(out + row * outputs + tile * kTile, y);
         });
-      }
-    }
+      });
+    });
     return result;
   }
 
@@ -588,19 +683,18 @@ class Step {
     for (int64_t r = 0; r < rows; ++r) copy_row(embedding_, tokens[r], hidden + r * sizes_.hidden);
     uint16_t* rows_of_all = static_cast<uint16_t*>(cache.data_ptr());
     const int64_t capacity = cache.size(2);
-#pragma omp parallel num_threads(threads)
-    {
-      Workspace& own = workspaces_[omp_get_thread_num()];
+    Team::run(threads, [&](Team& team, int64_t thread) {
       for (size_t index = 0; index < layers_.size(); ++index) {
         uint16_t* keys =
             rows_of_all + index * 2 * sizes_.kv_heads * capacity * sizes_.head_size;
-        run_layer(layers_[index], p, own, keys, capacity);
+        run_layer(layers_[index], p, team, thread, keys, capacity);
       }
-    }
+    });
   }
 
-  void run_layer(const Layer& layer, const Pass& p, Workspace& own, uint16_t* cache,
-                 int64_t capacity) const {
+  void run_layer(const Layer& layer, const Pass& p, Team& team, int64_t thread, uint16_t* cache,
+                 int64_t capacity) {
+    Workspace& own = workspaces_[thread];
     Activations& x = own.x;
     const auto head = [&](int64_t index) {
       uint16_t* keys = cache + index * capacity * sizes_.head_size;
@@ -615,32 +709,27 @@ class Step {
 
     x.resize(p.rows, sizes_.hidden);
     set_normed(x, p.hidden, p.rows, layer.input_norm, layer.qkv);
-#pragma omp for schedule(static)
-    for (int64_t tile = 0; tile < layer.qkv.tiles(); ++tile) {
+    team.each(thread, layer.qkv.tiles(), [&](int64_t tile) {
       apply(layer.qkv, tile, x, p.rows,
             [&](int64_t row, __m512 y) { store_qkv(p, tile, row, y, head); });
-    }
+    });
 
-#pragma omp for schedule(static)
-    for (int64_t item = 0; item < sizes_.kv_heads * p.chunks; ++item) {
+    team.each(thread, sizes_.kv_heads * p.chunks, [&](int64_t item) {
       attend(p, own, head(item / p.chunks), item / p.chunks, item % p.chunks);
-    }
+    });
 
     x.resize(p.rows, sizes_.heads * sizes_.head_size);
     for (int64_t row = 0; row < p.rows; ++row) {
       merge(p, row, x.row());
       x.set(row, layer.output);
     }
-#pragma omp for schedule(static)
-    for (int64_t tile = 0; tile < layer.output.tiles(); ++tile) {
-      apply(layer.output, tile, x, p.rows, add(tile));
-    }
+    team.each(thread, layer.output.tiles(),
+              [&](int64_t tile) { apply(layer.output, tile, x, p.rows, add(tile)); });
 
     x.resize(p.rows, sizes_.hidden);
     set_normed(x, p.hidden, p.rows, layer.post_norm, layer.gate_up);
     const int64_t inner_tiles = sizes_.intermediate / kTile;
-#pragma omp for schedule(static)
-    for (int64_t tile = 0; tile < inner_tiles; ++tile) {
+    team.each(thread, inner_tiles, [&](int64_t tile) {
       const auto place = [&](int64_t row) {
         return p.inner + row * sizes_.intermediate + tile * kTile;
       };
@@ -649,16 +738,14 @@ class Step {
       apply(layer.gate_up, inner_tiles + tile, x, p.rows, [&](int64_t row, __m512 y) {
         _mm512_storeu_ps(place(row), _mm512_mul_ps(_mm512_loadu_ps(place(row)), y));
       });
-    }
+    });
 
     x.resize(p.rows, sizes_.intermediate);
     for (int64_t row = 0; row < p.rows; ++row) {
       x.set(row, p.inner + row * sizes_.intermediate, layer.down);
     }
-#pragma omp for schedule(static)
-    for (int64_t tile = 0; tile < layer.down.tiles(); ++tile) {
-      apply(layer.down, tile, x, p.rows, add(tile));
-    }
+    team.each(thread, layer.down.tiles(),
+              [&](int64_t tile) { apply(layer.down, tile, x, p.rows, add(tile)); });
   }
 
   void set_normed(Activations& x, const float* hidden, int64_t rows, const torch::Tensor& weight,
