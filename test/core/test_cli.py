@@ -22,6 +22,7 @@ def config(target_folder: Path, distilled: Path, tmp_path: Path) -> Path:
         "dtype": "fp32",
         "context_tokens": 256,
         "default_max_new_tokens": 6,
+        "draft_length": 2,
         "memory": {"floor_mib": 0, "budget_mib": 1000},
     }
     file = tmp_path / "params.yaml"

@@ -1,5 +1,7 @@
 """What the planner proposes, by costs and acceptance."""
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -66,7 +68,7 @@ def test_a_draft_that_is_always_wrong_is_tried_ever_less_often() -> None:
     assert len([iteration for iteration in used if iteration < 30]) < 25
     later = [iteration for iteration in used if iteration >= 100]
     assert 2 <= len(later) < 60
-    assert max(b - a for a, b in zip(later, later[1:], strict=False)) > 2 * FIRST_PAUSE
+    assert max(b - a for a, b in itertools.pairwise(later)) > 2 * FIRST_PAUSE
 
 
 def test_a_draft_that_turned_good_is_taken_up_again() -> None:
