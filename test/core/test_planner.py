@@ -67,8 +67,18 @@ def test_a_draft_that_is_always_wrong_is_tried_ever_less_often() -> None:
             used.append(iteration)
     assert len([iteration for iteration in used if iteration < 30]) < 25
     later = [iteration for iteration in used if iteration >= 100]
-    assert 2 <= len(later) < 60
+    assert 2 <= len(later) < 80
     assert max(b - a for a, b in itertools.pairwise(later)) > 2 * FIRST_PAUSE
+
+
+def test_a_trial_waits_until_it_can_afford_the_reading() -> None:
+    def first_trial(unseen: int) -> int:
+        planner = Planner(NOMINAL, timed=False)
+        teach(planner, "bad", 0)
+        candidate = Candidate("bad", 15, unseen)
+        return next(i for i in range(10_000) if planner.choose([candidate]).length)
+
+    assert first_trial(0) < first_trial(100) < first_trial(1000)
 
 
 def test_a_draft_that_turned_good_is_taken_up_again() -> None:

@@ -73,6 +73,7 @@ class Decoding:
         self._clock = clock
         # Weak, since a draft that the cache evicts in mid-answer must be free at once.
         self._drafts: WeakValueDictionary[int, Draft] = WeakValueDictionary()
+        self._read: dict[int, int] = {}
         self._iterations = 0
         target.cache.keep_common(prompt_ids[:-1])
 
@@ -99,7 +100,7 @@ class Decoding:
             self._feed(self._context[first : min(first + PROMPT_ROWS, last)])
         if draft is not None and self._planner.pays(draft.name):
             draft.read(self._context)
-            self._drafts[id(draft)] = draft
+            self._remember(draft)
 
     def iterate(
         self, draft: Draft | None, wanted: str, length: int, seconds: IterationSeconds
@@ -160,13 +161,19 @@ class Decoding:
         plan = self._plan(draft, looked_up, room, length)
         if draft is None or plan.name != draft.name:
             return plan, looked_up.cut(plan.length)
-        self._drafts[id(draft)] = draft
+        self._remember(draft)
         return plan, draft.propose(self._context, plan.length, self._sampler)
+
+    def _remember(self, draft: Draft) -> None:
+        """Note that a draft has now read the context."""
+        self._drafts[id(draft)] = draft
+        self._read[id(draft)] = len(self._context)
 
     def _plan(self, draft: Draft | None, looked_up: Proposal, room: int, length: int) -> Plan:
         candidates = []
         if draft is not None and room > 0:
-            candidates.append(Candidate(draft.name, room))
+            unseen = len(self._context) - self._read.get(id(draft), 0)
+            candidates.append(Candidate(draft.name, room, unseen))
         if looked_up.token_ids:
             found = Candidate(f"{LOOKUP} {looked_up.matched}", len(looked_up.token_ids))
             surer = looked_up.matched >= SURE_MATCH

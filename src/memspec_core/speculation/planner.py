@@ -25,6 +25,12 @@ LONGEST_PAUSE = 256
 TRIES = 4
 """Iterations of a new trial: one alone would say little."""
 
+TRIAL_SHARE = 0.03
+"""What a trial may cost of the time since the last: reading a long prompt must wait for long."""
+
+READING_SHARE = 0.2
+"""What a draft takes to read a token of the context, in steps of one: it reads many at once."""
+
 TIMING_WEIGHT = 0.1
 """Weight of the newest iteration in what passes and steps cost now."""
 
@@ -83,10 +89,12 @@ class Candidate:
     """A source that could propose now, and how many tokens at the most.
 
     The name of a lookup says how much it matched as well: each certainty has an acceptance.
+    `unseen`: tokens of the context that a draft would have to read first.
     """
 
     name: str
     most: int
+    unseen: int = 0
 
 
 @dataclass(frozen=True)
@@ -145,7 +153,7 @@ class Planner:
                     best_rate, best = rate, Plan(candidate.name, length)
             else:
                 source.idle += 1
-                if source.idle >= source.pause:
+                if self._trial_is_due(source, candidate.unseen):
                     probe = Plan(candidate.name, 1)
         self.plan = probe if probe.length and not best.length else best
         return self.plan
@@ -171,6 +179,11 @@ class Planner:
             if source.tries >= TRIES:
                 source.idle = source.tries = 0
                 source.pause = min(2 * source.pause, LONGEST_PAUSE)
+
+    def _trial_is_due(self, source: _Source, unseen: int) -> bool:
+        seconds = (READING_SHARE * unseen + TRIES) * source.step_seconds
+        affordable = TRIAL_SHARE * source.idle * self._pass_seconds(1)
+        return source.tries > 0 or (source.idle >= source.pause and seconds <= affordable)
 
     def _best_length(self, source: _Source, most: int) -> tuple[float, int]:
         rates = (
