@@ -40,7 +40,7 @@ REQUEST_DEPTH = 256
 """Requests kept while the server is busy: a hundred goals at once must all be answered."""
 
 STATUS_DEPTH = 64
-"""Statuses kept on their way: with one, Fast DDS refuses the next while it sends the last."""
+"""Statuses kept on their way: with one, Fast DDS may refuse the next while it sends the last."""
 
 CANCELING_WAIT_SECONDS = 1.0
 

@@ -5,7 +5,6 @@ the process with code 0. rclpy's own handlers would cut the communication in the
 """
 
 import ctypes
-import os
 import signal
 import sys
 import threading
@@ -35,10 +34,6 @@ def main(arguments: list[str] | None = None) -> int:
         signal.signal(number, lambda *_: stop.set())
 
     _return_freed_memory()
-    # The thread that publishes holds Python's lock, for which the worker then waits. Fast DDS, told
-    # so, sends from a thread of its own; publishing takes half the time.
-    os.environ.setdefault("RMW_FASTRTPS_PUBLICATION_MODE", "ASYNCHRONOUS")
-
     import rclpy
     from rclpy.signals import SignalHandlerOptions
 
