@@ -11,7 +11,6 @@ import torch
 from memspec_core.clock import Clock
 from memspec_core.controller import Controller
 from memspec_core.models.draft import DraftPlan, plan_draft
-from memspec_core.models.native.backend import NativeBackend
 from memspec_core.models.target import Target, parse_device, plan_target
 from memspec_core.residency.cache import DraftBytes, DraftCache
 from memspec_core.residency.ledger import Account, Ledger, open_ledger
@@ -42,7 +41,6 @@ class Engine:
     cache: DraftCache
     planner: Planner
     controller: Controller
-    threads: int
 
     def describe_target(self) -> TargetSnapshot:
         """Return what the target is and what computes it."""
@@ -52,7 +50,7 @@ class Engine:
             dtype=self.target.dtype,
             kernel=self.target.decoder.kernel,
             device=str(self.target.decoder.device),
-            threads=self.threads,
+            threads=self.target.backend.threads,
             context_tokens=self.target.context_tokens,
             pass_seconds=self.planner.costs.verify_seconds,
             read_bytes_per_second=self.planner.costs.read_bytes_per_second,
@@ -92,8 +90,8 @@ def load_engine(
     ledger.reserve(Account.KV, "target", plan.kv_bytes)
     drafts = {d.name: plan_draft(d.name, d.path, plan) for d in chosen.drafts}
     target = plan.load(between_parts)
-    if target.backend.name == NativeBackend.name:
-        # Its own threads wait by spinning for a while, and so do torch's: they would compete.
+    if target.backend.own_threads:
+        # They wait by spinning for a while, and so do torch's: they would compete.
         torch.set_num_threads(1)
     ledger.correct(Account.TARGET, "target", target.decoder.weight_bytes)
     loader = DraftLoader(
@@ -118,7 +116,7 @@ def load_engine(
         loader.close()
         raise
     controller = Controller(target, cache, planner, settings, clock)
-    return Engine(target, drafts, ledger, loader, cache, planner, controller, threads)
+    return Engine(target, drafts, ledger, loader, cache, planner, controller)
 
 
 def return_memory() -> None:

@@ -24,7 +24,7 @@ from core.tiny import (
 from memspec_core.errors import CheckpointError
 from memspec_core.models.backend import Backend, TorchBackend, choose_backend
 from memspec_core.models.checkpoint import Checkpoint, open_checkpoint
-from memspec_core.models.decoder import Decoder
+from memspec_core.models.decoder import Decoder, DecoderParts
 from memspec_core.models.kv_cache import KeyValueCache
 from memspec_core.models.sources import EMBEDDING, FINAL_NORM, HEAD
 from memspec_core.models.target import Target, plan_target
@@ -187,7 +187,7 @@ def build(checkpoint: Checkpoint, backend: Backend, dtype: str = "fp32") -> Deco
     embedding = reader.table(EMBEDDING)
     layers = [reader.layer(config, index) for index in range(config.layers)]
     head = embedding if config.tied_head else reader.linear(HEAD)
-    return backend.decoder(config, embedding, layers, reader.norm(FINAL_NORM), head)
+    return backend.decoder(DecoderParts(config, embedding, layers, reader.norm(FINAL_NORM), head))
 
 
 def test_a_truncated_model_agrees_now_and_then() -> None:

@@ -33,7 +33,7 @@ from core.tiny import (
 )
 from memspec_core.errors import ModelError, PromptTooLongError
 from memspec_core.iteration import Iteration
-from memspec_core.models.decoder import Decoder
+from memspec_core.models.decoder import Decoder, DecoderParts
 from memspec_core.models.draft import plan_draft
 from memspec_core.models.kv_cache import KeyValueCache
 from memspec_core.models.linear import DenseLinear
@@ -332,12 +332,14 @@ def partial(drafts: Drafts, target: Target) -> IndependentDraft:
     near = drafts.decoders["near"]
     ids = torch.tensor([1, 3, 4, 6])
     decoder = TorchDecoder(
-        near.config,
-        near.embedding,
-        near.layers,
-        near.norm,
-        DenseLinear(near.embedding.rows(ids)),
-        head_token_ids=ids,
+        DecoderParts(
+            near.config,
+            near.embedding,
+            near.layers,
+            near.norm,
+            DenseLinear(near.embedding.rows(ids)),
+            head_token_ids=ids,
+        )
     )
     cache = KeyValueCache(near.config, 32, torch.float32, CPU)
     return IndependentDraft("partial", decoder, cache, SIZE)

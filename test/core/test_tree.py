@@ -30,7 +30,7 @@ from core.tiny import (
 )
 from memspec_core.clock import SystemClock
 from memspec_core.engine import load_engine
-from memspec_core.models.decoder import Decoder
+from memspec_core.models.decoder import Decoder, DecoderParts
 from memspec_core.models.draft import plan_draft
 from memspec_core.models.kv_cache import KeyValueCache
 from memspec_core.models.linear import DenseLinear
@@ -164,7 +164,7 @@ def small(checkpoints: Checkpoints) -> Small:
     ids = torch.tensor([1, 3, 4, 6])
     head = DenseLinear(near.embedding.rows(ids))
     loaded["partial"] = (
-        TorchDecoder(near.config, near.embedding, near.layers, near.norm, head, ids),
+        TorchDecoder(DecoderParts(near.config, near.embedding, near.layers, near.norm, head, ids)),
         KeyValueCache(near.config, CONTEXT, torch.float32, CPU),
     )
     return Small(

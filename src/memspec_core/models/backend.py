@@ -5,7 +5,7 @@ from typing import Protocol
 import torch
 
 from memspec_core.models.configuration import DecoderConfig
-from memspec_core.models.decoder import Decoder, DecoderLayer
+from memspec_core.models.decoder import Decoder, DecoderParts
 from memspec_core.models.linear import DenseLinear, Int4Linear, Int8Linear, Linear, Table
 from memspec_core.models.native.backend import NativeBackend
 from memspec_core.models.native.library import library
@@ -17,11 +17,12 @@ from memspec_core.models.torch_decoder import TorchDecoder
 class Backend(Protocol):
     """Makes the parts of a decoder from weights; `name` is for people.
 
-    `threads`: how many compute.
+    `threads`: how many compute; `own_threads`: whether these are others than torch's.
     """
 
     name: str
     threads: int
+    own_threads: bool
 
     def takes(self, weight: Int4Weight | Int8Weight) -> bool:
         """Whether there is a kernel for a weight in groups; it is dequantised otherwise."""
@@ -35,15 +36,7 @@ class Backend(Protocol):
         """Make an embedding."""
         ...
 
-    def decoder(
-        self,
-        config: DecoderConfig,
-        embedding: Table,
-        layers: list[DecoderLayer],
-        norm: torch.Tensor,
-        head: Linear,
-        head_token_ids: torch.Tensor | None = None,
-    ) -> Decoder:
+    def decoder(self, parts: DecoderParts) -> Decoder:
         """Put a decoder together from parts that this backend made."""
         ...
 
@@ -56,6 +49,7 @@ class TorchBackend:
     """Torch's own operations: every dtype, every device."""
 
     name = "torch"
+    own_threads = False
     decoder = TorchDecoder
 
     def __init__(self, threads: int) -> None:

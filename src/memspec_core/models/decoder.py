@@ -29,29 +29,33 @@ class DecoderLayer:
         return sum(linear.weight_bytes for linear in linears) + 2 * self.input_norm.nbytes
 
 
-class Decoder(ABC):
-    """A causal decoder over token ids, for one sequence.
+@dataclass(frozen=True)
+class DecoderParts:
+    """What a decoder is put together from.
 
     `embedding` [vocabulary, hidden]; `head` maps normed hidden rows to logits. `head_token_ids`
     [m] names the tokens of the head's m outputs where it covers a part of the vocabulary only.
     """
 
-    def __init__(
-        self,
-        config: DecoderConfig,
-        embedding: Table,
-        layers: list[DecoderLayer],
-        norm: torch.Tensor,
-        head: Linear,
-        head_token_ids: torch.Tensor | None = None,
-    ) -> None:
-        self.config = config
-        self.embedding = embedding
-        self.layers = layers
-        self.norm = norm
-        self.head = head
-        self.head_token_ids = head_token_ids
-        self.device = norm.device
+    config: DecoderConfig
+    embedding: Table
+    layers: list[DecoderLayer]
+    norm: torch.Tensor
+    head: Linear
+    head_token_ids: torch.Tensor | None = None
+
+
+class Decoder(ABC):
+    """A causal decoder over token ids, for one sequence; its attributes are those of its parts."""
+
+    def __init__(self, parts: DecoderParts) -> None:
+        self.config = parts.config
+        self.embedding = parts.embedding
+        self.layers = parts.layers
+        self.norm = parts.norm
+        self.head = parts.head
+        self.head_token_ids = parts.head_token_ids
+        self.device = parts.norm.device
 
     @property
     def kernel(self) -> str:

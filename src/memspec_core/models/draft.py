@@ -14,7 +14,7 @@ from memspec_core.errors import CheckpointError
 from memspec_core.models.backend import Backend, TorchBackend, choose_backend
 from memspec_core.models.checkpoint import Checkpoint, open_checkpoint
 from memspec_core.models.configuration import DecoderConfig
-from memspec_core.models.decoder import Decoder
+from memspec_core.models.decoder import Decoder, DecoderParts
 from memspec_core.models.kv_cache import KeyValueCache
 from memspec_core.models.linear import Linear, Table
 from memspec_core.models.quantised import GROUP_SIZE, round_to_int4
@@ -215,12 +215,14 @@ def _load_truncated(folder: Path, manifest: Manifest, target: Target, backend: B
     config = _truncated_config(target.decoder.config, manifest, folder)
     ids = source.raw(HEAD_TOKENS).to(target.decoder.device, torch.int64)
     return backend.decoder(
-        config,
-        target.decoder.embedding,
-        [reader.layer(config, index) for index in range(config.layers)],
-        reader.norm(FINAL_NORM),
-        _head(_head_rows(target, ids), backend),
-        ids,
+        DecoderParts(
+            config,
+            target.decoder.embedding,
+            [reader.layer(config, index) for index in range(config.layers)],
+            reader.norm(FINAL_NORM),
+            _head(_head_rows(target, ids), backend),
+            ids,
+        )
     )
 
 

@@ -9,7 +9,7 @@ import torch
 from memspec_core.errors import CheckpointError, SettingsError
 from memspec_core.models.backend import Backend, choose_backend
 from memspec_core.models.checkpoint import Checkpoint, open_checkpoint
-from memspec_core.models.decoder import Decoder
+from memspec_core.models.decoder import Decoder, DecoderParts
 from memspec_core.models.kv_cache import KeyValueCache
 from memspec_core.models.sources import EMBEDDING, FINAL_NORM, HEAD
 from memspec_core.models.tokenizer import Tokenizer
@@ -79,7 +79,9 @@ class TargetPlan:
         for index in range(config.layers):
             between_parts()
             layers.append(reader.layer(config, index))
-        return self.backend.decoder(config, embedding, layers, reader.norm(FINAL_NORM), head)
+        return self.backend.decoder(
+            DecoderParts(config, embedding, layers, reader.norm(FINAL_NORM), head)
+        )
 
     def _require_embedding(self) -> None:
         config = self.checkpoint.config

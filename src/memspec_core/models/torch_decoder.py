@@ -10,26 +10,16 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from memspec_core.models.configuration import DecoderConfig
-from memspec_core.models.decoder import Decoder, DecoderLayer
+from memspec_core.models.decoder import Decoder, DecoderLayer, DecoderParts
 from memspec_core.models.kv_cache import KeyValueCache
-from memspec_core.models.linear import Linear, Table
 
 
 class TorchDecoder(Decoder):
     """A decoder whose layers are torch's operations, on any device."""
 
-    def __init__(
-        self,
-        config: DecoderConfig,
-        embedding: Table,
-        layers: list[DecoderLayer],
-        norm: torch.Tensor,
-        head: Linear,
-        head_token_ids: torch.Tensor | None = None,
-    ) -> None:
-        super().__init__(config, embedding, layers, norm, head, head_token_ids)
-        self._frequencies = torch.tensor(config.inverse_frequencies, device=self.device)
+    def __init__(self, parts: DecoderParts) -> None:
+        super().__init__(parts)
+        self._frequencies = torch.tensor(self.config.inverse_frequencies, device=self.device)
 
     @torch.inference_mode()
     def forward(

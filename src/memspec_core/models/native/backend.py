@@ -6,9 +6,9 @@ from types import ModuleType
 import torch
 
 from memspec_core.models.configuration import DecoderConfig
-from memspec_core.models.decoder import Decoder, DecoderLayer
+from memspec_core.models.decoder import Decoder, DecoderParts
 from memspec_core.models.kv_cache import KeyValueCache
-from memspec_core.models.linear import Linear, Table
+from memspec_core.models.linear import Linear
 from memspec_core.models.native.packing import BLOCK, TILE, fits, pack
 from memspec_core.models.quantised import Int4Weight, Int8Weight, Weight
 
@@ -58,19 +58,10 @@ class NativeDecoder(Decoder):
     A row's result does not depend on how many rows a pass has, nor on the number of threads.
     """
 
-    def __init__(
-        self,
-        library: ModuleType,
-        threads: int,
-        config: DecoderConfig,
-        embedding: Table,
-        layers: list[DecoderLayer],
-        norm: torch.Tensor,
-        head: Linear,
-        head_token_ids: torch.Tensor | None = None,
-    ) -> None:
-        super().__init__(config, embedding, layers, norm, head, head_token_ids)
+    def __init__(self, library: ModuleType, threads: int, parts: DecoderParts) -> None:
+        super().__init__(parts)
         self._threads = threads
+        config = self.config
         self._step = library.Step(
             library.Sizes(
                 config.hidden_size,
@@ -90,11 +81,11 @@ class NativeDecoder(Decoder):
                     _handle(layer.gate_up),
                     _handle(layer.down),
                 )
-                for layer in layers
+                for layer in self.layers
             ],
-            _handle(embedding),
-            norm,
-            _handle(head),
+            _handle(self.embedding),
+            self.norm,
+            _handle(self.head),
             list(config.inverse_frequencies),
         )
 
@@ -133,6 +124,7 @@ class NativeBackend:
     """Makes native layers and decoders."""
 
     name = "native"
+    own_threads = True
     DTYPES = frozenset((torch.bfloat16, torch.float16))
     """Of dense weights."""
 
@@ -163,19 +155,9 @@ class NativeBackend:
         """Make an embedding."""
         return self.linear(weight)
 
-    def decoder(
-        self,
-        config: DecoderConfig,
-        embedding: Table,
-        layers: list[DecoderLayer],
-        norm: torch.Tensor,
-        head: Linear,
-        head_token_ids: torch.Tensor | None = None,
-    ) -> NativeDecoder:
+    def decoder(self, parts: DecoderParts) -> NativeDecoder:
         """Put a decoder together from native parts."""
-        return NativeDecoder(
-            self._library, self.threads, config, embedding, layers, norm, head, head_token_ids
-        )
+        return NativeDecoder(self._library, self.threads, parts)
 
     def cache_dtype(self, device: torch.device) -> torch.dtype:
         """Return fp16."""
