@@ -13,12 +13,13 @@ import sys
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from memspec_core import GenerationRequest, Runtime, Settings
 from memspec_core.models.checkpoint import open_checkpoint
 from memspec_core.models.tokenizer import Tokenizer
 from memspec_core.training.prompts import read_prompts
+from memspec_core.training.reference import transformers_model
 
 
 def main() -> int:
@@ -33,9 +34,7 @@ def main() -> int:
     runtime.open()
     checkpoint = open_checkpoint(arguments.target)
     tokenizer = Tokenizer.of(checkpoint)
-    reference = AutoModelForCausalLM.from_pretrained(
-        checkpoint.folder, gguf_file=checkpoint.gguf_file, dtype=torch.float32
-    ).eval()
+    reference = transformers_model(checkpoint, torch.float32, "cpu")
     report = {"prompts": 0, "tokens": 0, "plain_differs": 0, "speculative_differs": 0}
     report |= {"drafted": 0, "accepted": 0}
     for index, prompt in enumerate(prompts):

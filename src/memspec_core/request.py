@@ -6,8 +6,10 @@ from enum import IntEnum
 from memspec_core.errors import RequestError
 
 PLAIN = "none"
-LOOKUP = "lookup"
 """The name that asks for, and stands for, decoding without a draft."""
+
+LOOKUP = "lookup"
+"""The same for proposals from prompt and answer."""
 
 MAX_PROMPT_BYTES = 1024 * 1024
 """Longer prompts are refused before they are tokenised."""

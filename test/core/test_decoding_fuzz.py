@@ -189,17 +189,17 @@ class Watched:
 class Bench:
     """A target with drafts of every kind, and their caches; `twin` is for the reference."""
 
-    def forget(self) -> None:
-        self.target.cache.truncate(0)
-        for draft in self.drafts.values():
-            draft.rollback(0)
-
     target: Target
     twin: Target
     scripted: ScriptedDraft
     drafts: dict[str, Watched]
     decoders: dict[str, Decoder]
     caches: dict[str, KeyValueCache]
+
+    def forget(self) -> None:
+        self.target.cache.truncate(0)
+        for draft in self.drafts.values():
+            draft.rollback(0)
 
 
 @pytest.fixture(scope="module")

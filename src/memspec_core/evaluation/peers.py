@@ -15,7 +15,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from memspec_core.errors import PeerError
 from memspec_core.measurement.bandwidth import torch_threads
-from memspec_core.models.checkpoint import Checkpoint, open_checkpoint
+from memspec_core.models.checkpoint import Checkpoint, id_set, open_checkpoint
 from memspec_core.models.draft import MANIFEST, WEIGHTS, Manifest, draft_folder, read_manifest
 from memspec_core.models.safetensors_files import SafetensorsFiles
 from memspec_core.models.sources import FINAL_NORM
@@ -134,7 +134,7 @@ class TransformersPeer:
             )
             tokens = output[0, len(prompt_ids) :].tolist()
             seconds = time.perf_counter() - arrivals.started
-        kept = _before_end(tokens, _end_of_sequence_ids(self._model))
+        kept = _before_end(tokens, id_set(self._model.generation_config.eos_token_id))
         return PeerAnswer(kept, arrivals.first_tokens, arrivals.first_seconds, seconds)
 
     def close(self) -> None:
@@ -211,13 +211,6 @@ def _greedy(model: PreTrainedModel) -> PreTrainedModel:
     padding = (ends[0] if isinstance(ends, list) else ends) or 0
     model.generation_config = GenerationConfig(eos_token_id=ends, pad_token_id=padding)
     return model
-
-
-def _end_of_sequence_ids(model: PreTrainedModel) -> frozenset[int]:
-    ends = model.generation_config.eos_token_id
-    if ends is None:
-        return frozenset()
-    return frozenset(ends if isinstance(ends, list) else [ends])
 
 
 def _before_end(tokens: Sequence[int], ends: frozenset[int]) -> tuple[int, ...]:

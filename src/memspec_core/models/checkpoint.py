@@ -155,6 +155,11 @@ def _end_of_sequence_ids(folder: Path, config: object) -> frozenset[int]:
                 f"{folder / 'generation_config.json'} cannot be read: {error}"
             ) from error
         ids = generation.eos_token_id if generation.eos_token_id is not None else ids
+    return id_set(ids)
+
+
+def id_set(ids: int | list[int] | None) -> frozenset[int]:
+    """Return what a config of transformers holds as `eos_token_id` as a set."""
     if ids is None:
         return frozenset()
     return frozenset(ids if isinstance(ids, list) else [ids])

@@ -114,7 +114,7 @@ class Decoding:
         if self.ended:
             return self._event(_name(draft), wanted, seconds, self._answer.take())
         started = self._clock.now()
-        room = min(self._answer.remaining_tokens - 1, MOST_ROWS - 1)
+        room = self._answer.remaining_tokens - 1
         plan, proposal = self._proposed(draft, room, length)
         name = plan.source if proposal.token_ids else PLAIN
         drafted = self._clock.now()
@@ -157,7 +157,8 @@ class Decoding:
         """Return what is proposed, and the plan that it follows."""
         looked_up = Proposal()
         if self._lookup is not None and room > 0:
-            looked_up = self._lookup.propose(self._context, room, self._sampler)
+            most = min(room, length or MOST_ROWS - 1)
+            looked_up = self._lookup.propose(self._context, most, self._sampler)
         plan = self._plan(draft, looked_up, room, length)
         if draft is None or plan.name != draft.name:
             return plan, looked_up.cut(plan.length)
@@ -190,10 +191,9 @@ class Decoding:
         unseen = self._context[self._target.cache.length :]
         hidden = self._feed([*unseen, *proposed])
         logits = self._target.decoder.logits(hidden[-1 - len(proposed) :])
-        best = logits.argmax(dim=-1, keepdim=True)  # of a value that is no number if there is one
-        self._require_numbers(logits.gather(-1, best))
+        own = self._most_probable(logits)
         if self._sampler.greedy:
-            accepted, extra = accept_greedy(proposed, best[:, 0].tolist())
+            accepted, extra = accept_greedy(proposed, own)
         else:
             p = self._sampler.distribution(logits)
             accepted, extra = accept_sampled(proposed, proposal.probabilities, p, self._sampler)
@@ -211,11 +211,9 @@ class Decoding:
         start = cache.length
         rows = [-1, *(parent + 1 for parent in parents)]
         logits = decoder.logits(decoder.forward([newest, *proposed], cache, rows))
-        best = logits.argmax(dim=-1, keepdim=True)
-        self._require_numbers(logits.gather(-1, best))
+        own = self._most_probable(logits)
         if self._sampler.greedy:
-            own = best[:, 0].tolist()
-            path, extra = accept_tree(proposed, parents, lambda place: int(own[place + 1]))
+            path, extra = accept_tree(proposed, parents, lambda place: own[place + 1])
         else:
             p = self._sampler.distribution(logits)
             path, extra = accept_tree(
@@ -224,13 +222,17 @@ class Decoding:
         decoder.keep(cache, start, [0, *(place + 1 for place in path)])
         return len(path), [*(proposed[place] for place in path), extra]
 
-    def _require_numbers(self, largest_logits: torch.Tensor) -> None:
-        if not math.isfinite(float(largest_logits.sum())):
+    def _most_probable(self, logits: torch.Tensor) -> list[int]:
+        """Return the target's own tokens [n]; raises `ModelError` if logits are no numbers."""
+        best = logits.argmax(dim=-1, keepdim=True)  # of a value that is no number if there is one
+        if not math.isfinite(float(logits.gather(-1, best).sum())):
             self._target.cache.truncate(0)  # its rows are no good either
             raise ModelError(
                 f"The target {self._target.checkpoint.path} computed logits that are no finite "
                 f"numbers, in dtype {self._target.dtype}; check the checkpoint, or take dtype fp32."
             )
+        own: list[int] = best[:, 0].tolist()
+        return own
 
     def _commit(self, tokens: Sequence[int]) -> None:
         self._context.extend(tokens)

@@ -20,6 +20,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from memspec_core.errors import CacheMismatchError
+from memspec_core.models.checkpoint import id_set
 
 TOP_LOGITS = 16
 
@@ -148,7 +149,7 @@ def _continue(
             **sampling,
         )
     generated = output[:, padded["input_ids"].shape[1] :].cpu().numpy().astype(np.int32)
-    ends = _end_of_sequence_ids(model)
+    ends = sorted(id_set(model.generation_config.eos_token_id))
     top_ids = torch.stack(top.ids, dim=1).cpu().numpy()
     top_logs = torch.stack(top.log_probabilities, dim=1).to(torch.float16).cpu().numpy()
     rows = []
@@ -164,11 +165,6 @@ def _continue(
             )
         )
     return rows
-
-
-def _end_of_sequence_ids(model: PreTrainedModel) -> list[int]:
-    ids = model.generation_config.eos_token_id
-    return list(ids) if isinstance(ids, list) else [ids]
 
 
 def _write_shard(path: Path, rows: list[Continuation]) -> None:

@@ -1,1 +1,1 @@
-"""The optional step in C++: one loop over a decoder's layers, on CPUs with AVX-512 BF16."""
+"""The optional step in C++: one loop over a decoder's layers, on CPUs with AVX-512."""

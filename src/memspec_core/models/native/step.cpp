@@ -1,4 +1,5 @@
-// One pass of a few rows through a Llama or Qwen2 decoder, on CPUs with AVX-512 and its BF16 part.
+// One pass of a few rows through a Llama or Qwen2 decoder, on CPUs with AVX-512, its VNNI
+// and its BF16 part.
 //
 // The arithmetic of a row never depends on how many rows a pass has or on the number of threads:
 // every sum has a fixed order. So plain decoding (one row) and verification (several) agree bit
@@ -193,7 +194,8 @@ int64_t header_bytes(Format format) {
 // Weights of y = x W^T + b, and the order in which the columns take the inputs.
 struct Linear {
   Linear(torch::Tensor packed_, const std::string& format_, int64_t outputs_, int64_t inputs_,
-         int64_t group_size, torch::optional<torch::Tensor> bias_, torch::optional<torch::Tensor> input_order_)
+         int64_t group_size, torch::optional<torch::Tensor> bias_,
+         torch::optional<torch::Tensor> input_order_)
       : packed(packed_), bias(bias_), input_order(input_order_), format(parse_format(format_)),
         outputs(outputs_), inputs(inputs_), group_blocks(group_size / kBlock) {
     TORCH_CHECK(outputs % kTile == 0 && group_size > 0 && group_size % kBlock == 0 &&
@@ -248,9 +250,8 @@ class Buffer {
 // Rows as the kernels take them: rounded to 8 bits in blocks, or to bf16.
 //
 // Rows that a kernel takes together form a group of R rows (all rows of a pass if they are at most
-// 6, else 4, which is the fastest a row), in which the words of
-// row r (four neighbouring inputs of 8 bits, or two in bf16) lie at [word][r], and the scales and
-// sums of blocks at [block][r].
+// 6, else 4, which is the fastest a row), in which the words of row r (four neighbouring inputs of
+// 8 bits, or two in bf16) lie at [word][r], and the scales and sums of blocks at [block][r].
 class Activations {
  public:
   static int64_t group_of(int64_t rows) { return rows <= 6 ? rows : 4; }
@@ -468,6 +469,16 @@ void apply(const Linear& linear, int64_t tile, const Activations& x, int64_t row
   }
 }
 
+// All tiles, shared out among a team: write the results [rows, outputs].
+void apply_all(Team& team, int64_t thread, const Linear& linear, const Activations& x,
+               int64_t rows, float* out) {
+  team.each(thread, linear.tiles(), [&](int64_t tile) {
+    apply(linear, tile, x, rows, [&](int64_t row, __m512 y) {
+      _mm512_storeu_ps(out + row * linear.outputs + tile * kTile, y);
+    });
+  });
+}
+
 // Write row `index` of a weight in fp32.
 void copy_row(const Linear& linear, int64_t index, float* out) {
   const int64_t lane = index % kTile;
@@ -518,20 +529,16 @@ torch::Tensor rows_of(const Linear& linear, const std::vector<int64_t>& indices)
 torch::Tensor apply_to(const Linear& linear, torch::Tensor x, int64_t threads) {
   TORCH_CHECK(x.dim() == 2 && x.scalar_type() == torch::kFloat32 && x.is_contiguous() &&
               x.size(1) == linear.inputs, "the rows have another shape");
-  const int64_t rows = x.size(0), outputs = linear.outputs;
-  torch::Tensor result = torch::empty({rows, outputs}, torch::kFloat32);
+  const int64_t rows = x.size(0);
+  torch::Tensor result = torch::empty({rows, linear.outputs}, torch::kFloat32);
   float* out = result.mutable_data_ptr<float>();
   Activations activations;
   activations.resize(rows, linear.inputs);
   for (int64_t row = 0; row < rows; ++row) {
     activations.set(row, x.const_data_ptr<float>() + row * linear.inputs, linear);
   }
-  Team::run(threads, [&](Team& team, int64_t index) {
-    team.each(index, linear.tiles(), [&](int64_t tile) {
-      apply(linear, tile, activations, rows, [&](int64_t row, __m512 y) {
-        _mm512_storeu_ps(out + row * outputs + tile * kTile, y);
-      });
-    });
+  Team::run(threads, [&](Team& team, int64_t thread) {
+    apply_all(team, thread, linear, activations, rows, out);
   });
   return result;
 }
@@ -632,21 +639,17 @@ class Step {
   }
 
   torch::Tensor logits(torch::Tensor hidden, int64_t threads) {
-    const int64_t rows = hidden.size(0), outputs = head_.outputs;
+    const int64_t rows = hidden.size(0);
     TORCH_CHECK(hidden.scalar_type() == torch::kFloat32 && hidden.is_contiguous() &&
                 hidden.size(1) == sizes_.hidden, "the hidden rows have another shape");
-    torch::Tensor result = torch::empty({rows, outputs}, torch::kFloat32);
+    torch::Tensor result = torch::empty({rows, head_.outputs}, torch::kFloat32);
     float* out = result.mutable_data_ptr<float>();
     reserve_workspaces(threads);
     Team::run(threads, [&](Team& team, int64_t index) {
       Activations& x = workspaces_[index].x;
       x.resize(rows, sizes_.hidden);
       set_normed(x, hidden.const_data_ptr<float>(), rows, norm_, head_);
-      team.each(index, head_.tiles(), [&](int64_t tile) {
-        apply(head_, tile, x, rows, [&](int64_t row, __m512 y) {
-          _mm512_storeu_ps(out + row * outputs + tile * kTile, y);
-        });
-      });
+      apply_all(team, index, head_, x, rows, out);
     });
     return result;
   }
@@ -897,7 +900,9 @@ class Step {
     for (const Query& query : queries) seen |= query.seen;
     const int64_t last = seen == 0 ? 0 : 64 - __builtin_clzll(seen);
     alignas(64) float weights[Q][kChunk];
-    for (int64_t b = 0; b < blocks; ++b) score_block<Q>(queries, keys + b * size * kTile, weights, b);
+    for (int64_t b = 0; b < blocks; ++b) {
+      score_block<Q>(queries, keys + b * size * kTile, weights, b);
+    }
     for (int q = 0; q < Q; ++q) weigh(queries[q], weights[q], blocks);
     for (int64_t d = 0; d < size; d += 32) {
       if (d + 32 <= size) {
@@ -961,18 +966,18 @@ class Step {
       }
     }
     const auto add = [&](int64_t i, int parity) {
-        __m512 value[N];
-        for (int n = 0; n < N; ++n) {
-          value[n] = from_half(values + i * sizes_.head_size + 16 * n);
-        }
+      __m512 value[N];
+      for (int n = 0; n < N; ++n) {
+        value[n] = from_half(values + i * sizes_.head_size + 16 * n);
+      }
 #pragma GCC unroll 6
-        for (int q = 0; q < Q; ++q) {
-          const __m512 weight = _mm512_set1_ps(weights[q][i]);
+      for (int q = 0; q < Q; ++q) {
+        const __m512 weight = _mm512_set1_ps(weights[q][i]);
 #pragma GCC unroll 4
-          for (int n = 0; n < N; ++n) {
-            sums[parity][q][n] = _mm512_fmadd_ps(weight, value[n], sums[parity][q][n]);
-          }
+        for (int n = 0; n < N; ++n) {
+          sums[parity][q][n] = _mm512_fmadd_ps(weight, value[n], sums[parity][q][n]);
         }
+      }
     };
     // A weight of zero makes nothing of a number, but not of a NaN that an old row may hold.
     int64_t i = 0;
