@@ -10,7 +10,7 @@ import torch
 
 from memspec_core.clock import Clock
 from memspec_core.controller import Controller
-from memspec_core.models.draft import DraftPlan, plan_draft
+from memspec_core.models.draft import FEATURE, DraftPlan, plan_draft, shared_taps
 from memspec_core.models.target import Target, parse_device, plan_target
 from memspec_core.residency.cache import DraftBytes, DraftCache
 from memspec_core.residency.ledger import Account, Ledger, open_ledger
@@ -19,6 +19,7 @@ from memspec_core.settings import Settings
 from memspec_core.snapshot import TargetSnapshot
 from memspec_core.speculation.calibration import calibrate
 from memspec_core.speculation.chain import IndependentDraft
+from memspec_core.speculation.feature import FeatureDraft, FeatureTreeDraft
 from memspec_core.speculation.planner import Planner
 from memspec_core.speculation.proposal import Draft
 from memspec_core.speculation.tree import TreeDraft
@@ -87,8 +88,9 @@ def load_engine(
         threads=threads,
     )
     ledger.reserve(Account.TARGET, "target", plan.weight_bytes)
-    ledger.reserve(Account.KV, "target", plan.kv_bytes)
     drafts = {d.name: plan_draft(d.name, d.path, plan) for d in chosen.drafts}
+    plan = plan.with_taps(shared_taps(drafts.values()))
+    ledger.reserve(Account.KV, "target", plan.kv_bytes)
     target = plan.load(between_parts)
     if target.backend.own_threads:
         # They wait by spinning for a while, and so do torch's: they would compete.
@@ -131,9 +133,14 @@ def return_memory() -> None:
 
 
 def _load_draft(plan: DraftPlan, target: Target, shape: str) -> Draft:
+    vocabulary_size, is_tree = target.decoder.config.vocabulary_size, shape == "tree"
+    if plan.kind == FEATURE:
+        layers, rows = plan.load_feature(target)
+        of_features = FeatureTreeDraft if is_tree else FeatureDraft
+        return of_features(plan.name, layers, rows, vocabulary_size, target.cache)
     decoder, cache = plan.load(target)
-    kind = TreeDraft if shape == "tree" else IndependentDraft
-    return kind(plan.name, decoder, cache, target.decoder.config.vocabulary_size)
+    kind = TreeDraft if is_tree else IndependentDraft
+    return kind(plan.name, decoder, cache, vocabulary_size)
 
 
 def _load_first_drafts(

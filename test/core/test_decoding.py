@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -400,9 +401,11 @@ def test_a_prompt_that_begins_alike_is_not_fed_again(
     fed = []
     forward = TorchDecoder.forward
 
-    def counted(decoder: TorchDecoder, ids: Sequence[int], cache: KeyValueCache) -> torch.Tensor:
+    def counted(
+        decoder: TorchDecoder, ids: Sequence[int], cache: KeyValueCache, *parents: Any
+    ) -> torch.Tensor:
         fed.append(len(ids))
-        return forward(decoder, ids, cache)
+        return forward(decoder, ids, cache, *parents)
 
     monkeypatch.setattr(TorchDecoder, "forward", counted)
     assert ids_of(decode(target, [*system, *second], drafts["other"])) == plain

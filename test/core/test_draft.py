@@ -87,7 +87,9 @@ def test_corrupt_manifest(content: str, folder: Path, target: Target) -> None:
     ("changes", "said"),
     [
         ({"format_version": 2}, "format 2"),
-        ({"kind": "feature"}, "kind 'feature'"),
+        ({"kind": "oracle"}, "kind 'oracle'"),
+        ({"kind": "feature"}, "taps []"),
+        ({"taps": [1]}, "taps [1]"),
         ({"hidden_size": 32}, "hidden size 32"),
         ({"tokenizer_sha256": "0"}, "another tokenizer"),
         ({"weights_sha256": "0"}, "checksum"),

@@ -50,13 +50,13 @@ class Gate:
         forward = TorchDecoder.forward
 
         def guarded(
-            decoder: TorchDecoder, ids: Sequence[int], cache: KeyValueCache
+            decoder: TorchDecoder, ids: Sequence[int], cache: KeyValueCache, *parents: Any
         ) -> torch.Tensor:
             self._pass()
             fault = self._faults.pop(0) if self._faults else None
             if fault is not None:
                 raise fault
-            return forward(decoder, ids, cache)
+            return forward(decoder, ids, cache, *parents)
 
         monkeypatch.setattr(TorchDecoder, "forward", guarded)
 

@@ -78,7 +78,7 @@ def describe_draft(folder: Path) -> dict[str, object]:
 
     manifest = read_manifest(folder)
     fields = dict(manifest.__dict__)
-    fields["layers"] = list(manifest.layers)
+    fields |= {"layers": list(manifest.layers), "taps": list(manifest.taps)}
     return {
         "path": str(folder),
         **fields,

@@ -5,13 +5,13 @@ from typing import Protocol
 import torch
 
 from memspec_core.models.configuration import DecoderConfig
-from memspec_core.models.decoder import Decoder, DecoderParts
+from memspec_core.models.decoder import Decoder, DecoderParts, FeatureDecoder, Fuse
 from memspec_core.models.linear import DenseLinear, Int4Linear, Int8Linear, Linear, Table
 from memspec_core.models.native.backend import NativeBackend
 from memspec_core.models.native.library import library
 from memspec_core.models.quantised import Int4Weight, Int8Weight, Weight
 from memspec_core.models.sources import DTYPES, EMBEDDING, HEAD, WeightSource, matrix_names
-from memspec_core.models.torch_decoder import TorchDecoder
+from memspec_core.models.torch_decoder import TorchDecoder, TorchFeatureDecoder
 
 
 class Backend(Protocol):
@@ -40,6 +40,10 @@ class Backend(Protocol):
         """Put a decoder together from parts that this backend made."""
         ...
 
+    def feature_decoder(self, parts: DecoderParts, fuse: Fuse) -> FeatureDecoder:
+        """Put the layers of a feature draft together from parts that this backend made."""
+        ...
+
     def cache_dtype(self, device: torch.device) -> torch.dtype:
         """Return the dtype of KV caches."""
         ...
@@ -51,6 +55,7 @@ class TorchBackend:
     name = "torch"
     own_threads = False
     decoder = TorchDecoder
+    feature_decoder = TorchFeatureDecoder
 
     def __init__(self, threads: int) -> None:
         self.threads = threads

@@ -1,4 +1,7 @@
-"""What a decoder of the Llama and Qwen2 families is made of, and what it can do."""
+"""What a decoder of the Llama and Qwen2 families is made of, and what it can do.
+
+A `Decoder` is fed tokens alone; a `FeatureDecoder`, which is a draft, also what the target thought.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -45,8 +48,28 @@ class DecoderParts:
     head_token_ids: torch.Tensor | None = None
 
 
-class Decoder(ABC):
-    """A causal decoder over token ids, for one sequence; its attributes are those of its parts."""
+@dataclass(frozen=True)
+class Fuse:
+    """The two matrices that make one row of a token and of what the target thought before it.
+
+    `features` [hidden, taps · hidden] maps the target's features; `input` [hidden, 2 · hidden] maps
+    the token's embedding beside these.
+    """
+
+    features: Linear
+    input: Linear
+
+    @property
+    def weight_bytes(self) -> int:
+        """Fast memory that both take."""
+        return self.features.weight_bytes + self.input.weight_bytes
+
+
+class Layers(ABC):
+    """Decoder layers for one sequence, with an embedding and a head: what all decoders share.
+
+    Its attributes are those of its parts.
+    """
 
     def __init__(self, parts: DecoderParts) -> None:
         self.config = parts.config
@@ -74,6 +97,14 @@ class Decoder(ABC):
         return self.layer_bytes + self.embedding.weight_bytes + head_bytes
 
     @abstractmethod
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the head's outputs [n, m] in fp32 for hidden rows [n, hidden]."""
+
+
+class Decoder(Layers):
+    """A causal decoder over token ids."""
+
+    @abstractmethod
     def forward(
         self,
         token_ids: Sequence[int],
@@ -83,7 +114,8 @@ class Decoder(ABC):
         """Feed n tokens, append their rows to the cache, return hidden rows [n, hidden].
 
         The rows are those before the final norm, in fp32. The caller sees to it that the cache
-        has room. Without `parents` each row follows the one before.
+        has room. Without `parents` each row follows the one before. A cache with taps takes the
+        rows' features as well.
 
         `parents` [m] feeds a tree, in one pass or several: it names the parent of every row since
         the tree's first, -1 for the context before it; the last n of them are fed now, the
@@ -98,13 +130,65 @@ class Decoder(ABC):
         """
         moves = [(start + row, start + place) for place, row in enumerate(rows) if row != place]
         if moves:
-            self._move(cache, [source for source, _ in moves], [place for _, place in moves])
+            sources, places = [source for source, _ in moves], [place for _, place in moves]
+            self._move(cache, sources, places)
+            if cache.features is not None:
+                cache.features[places] = cache.features[sources]
         cache.token_ids[start:] = [cache.token_ids[start + row] for row in rows]
 
     @abstractmethod
     def _move(self, cache: KeyValueCache, sources: list[int], places: list[int]) -> None:
-        """Copy rows of the cache to other places; all are read before any is written."""
+        """Copy keys and values to other places; all are read before any is written."""
+
+
+class FeatureDecoder(Layers):
+    """The layers of a feature draft, after EAGLE (Li et al., 2024).
+
+    For a context t_0, t_1, ... row i of its cache, at the rotary position i, takes the token
+    t_(i+1) and a vector g_i, and predicts t_(i+2). With rms(x) = x / sqrt(mean(x²) + epsilon) its
+    input is `fuse.input` · (rms(embedding of the token), rms(g_i)). In a row that is fed, g_i is
+    `fuse.features` times the target's features of position i; in one that follows a proposal,
+    which the target has not seen, it is the row before, as it leaves the layers.
+    """
+
+    def __init__(self, parts: DecoderParts, fuse: Fuse) -> None:
+        super().__init__(parts)
+        self.fuse = fuse
+
+    @property
+    def layer_bytes(self) -> int:
+        """Fast memory of all layers and of the fuse, without embedding and head."""
+        return super().layer_bytes + self.fuse.weight_bytes
 
     @abstractmethod
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the head's outputs [n, m] in fp32 for hidden rows [n, hidden]."""
+    def feed(
+        self, token_ids: Sequence[int], features: torch.Tensor, cache: KeyValueCache
+    ) -> torch.Tensor:
+        """Feed n tokens that follow known features; return hidden rows [n, hidden] in fp32.
+
+        `features` [positions, taps · hidden] are those of the target's cache. They and the cache's
+        rows count from the context's first token.
+        """
+
+    @abstractmethod
+    def follow(
+        self,
+        token_ids: Sequence[int],
+        states: torch.Tensor,
+        cache: KeyValueCache,
+        parents: Sequence[int] | None = None,
+    ) -> torch.Tensor:
+        """Feed n proposed tokens; return hidden rows [n, hidden] in fp32.
+
+        `states` [n, hidden]: for each token the hidden row that proposed it; `parents` are as in
+        `Decoder.forward`.
+        """
+
+    @abstractmethod
+    def roll(
+        self, token_ids: Sequence[int], features: torch.Tensor, cache: KeyValueCache, count: int
+    ) -> list[int]:
+        """Feed n tokens as `feed` does; return the `count` most probable tokens after them.
+
+        Each is fed but the last, so that the cache grows by n + count - 1 rows.
+        """

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -14,7 +15,7 @@ from memspec_core.errors import CheckpointError
 from memspec_core.models.backend import Backend, TorchBackend, choose_backend
 from memspec_core.models.checkpoint import Checkpoint, open_checkpoint
 from memspec_core.models.configuration import DecoderConfig
-from memspec_core.models.decoder import Decoder, DecoderParts
+from memspec_core.models.decoder import Decoder, DecoderParts, FeatureDecoder, Fuse
 from memspec_core.models.kv_cache import KeyValueCache
 from memspec_core.models.linear import Linear, Table
 from memspec_core.models.quantised import GROUP_SIZE, round_to_int4
@@ -30,6 +31,13 @@ WEIGHTS = "draft.safetensors"
 HEAD_TOKENS = "head.token_ids"
 FORMAT_VERSION = 1
 INDEPENDENT = "independent"
+"""A causal model of its own."""
+
+FEATURE = "feature"
+"""Layers over the target's own hidden states; see `FeatureDecoder`."""
+
+FUSE_FEATURES = "fuse.features.weight"
+FUSE_INPUT = "fuse.input.weight"
 
 HEAD_TILE = 16
 """The 4-bit kernels take heads of multiples of this many tokens."""
@@ -41,7 +49,8 @@ class Manifest:
 
     `layers`: the target's layers that the draft's were cut from, in order; `head_tokens`: how
     many tokens its head covers; `weights_sha256`: of the weights' file;
-    `tokenizer_sha256`: of the target's token map; `card`: everything else, for people.
+    `tokenizer_sha256`: of the target's token map; `card`: everything else, for people; `taps`:
+    the target's layers after which a feature draft takes its hidden states.
     """
 
     name: str
@@ -54,6 +63,7 @@ class Manifest:
     target_sha256: str
     tokenizer_sha256: str
     card: dict[str, Any]
+    taps: tuple[int, ...] = ()
 
     def to_json(self) -> str:
         """Return the text of manifest.json."""
@@ -73,17 +83,40 @@ class DraftPlan:
     manifest: Manifest | None
     backend: Backend
 
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The target's layers that a feature draft needs the hidden states of, else none."""
+        return () if self.manifest is None else self.manifest.taps
+
     def load(self, target: Target) -> tuple[Decoder, KeyValueCache]:
-        """Bring the draft into memory, made for this target; raises `CheckpointError`."""
-        device = target.decoder.device
+        """Bring an independent draft into memory, for this target; raises `CheckpointError`."""
         if self.manifest is None:
             decoder = _load_full(self.path, target)
         else:
-            decoder = _load_truncated(self.path, self.manifest, target, self.backend)
-        capacity = min(target.context_tokens, decoder.config.context_tokens)
-        return decoder, KeyValueCache(
-            decoder.config, capacity, self.backend.cache_dtype(device), device
-        )
+            _, parts = _shared_parts(self.path, self.manifest, target, self.backend)
+            decoder = self.backend.decoder(parts)
+        return decoder, self._new_cache(decoder.config, target)
+
+    def load_feature(self, target: Target) -> tuple[FeatureDecoder, KeyValueCache]:
+        """Bring a feature draft into memory, for this target; raises `CheckpointError`."""
+        assert self.manifest is not None
+        if target.cache.taps != self.taps:
+            raise CheckpointError(
+                f"The draft in {self.path} needs the target's hidden states after the layers "
+                f"{list(self.taps)}, but those after {list(target.cache.taps)} are kept."
+            )
+        reader, parts = _shared_parts(self.path, self.manifest, target, self.backend)
+        hidden = parts.config.hidden_size
+        reader.require_shape(FUSE_FEATURES, (hidden, len(self.taps) * hidden))
+        reader.require_shape(FUSE_INPUT, (hidden, 2 * hidden))
+        fuse = Fuse(reader.linear(FUSE_FEATURES), reader.linear(FUSE_INPUT))
+        decoder = self.backend.feature_decoder(parts, fuse)
+        return decoder, self._new_cache(decoder.config, target)
+
+    def _new_cache(self, config: DecoderConfig, target: Target) -> KeyValueCache:
+        capacity = min(target.context_tokens, config.context_tokens)
+        device = target.decoder.device
+        return KeyValueCache(config, capacity, self.backend.cache_dtype(device), device)
 
 
 def draft_folder(name: str, path: str) -> Path:
@@ -120,6 +153,8 @@ def plan_draft(name: str, path: str, target: TargetPlan | Target) -> DraftPlan:
         )
     manifest = read_manifest(folder)
     config = _truncated_config(sizes, manifest, folder)
+    if manifest.kind == FEATURE:
+        _require_this_target(folder, manifest, target.checkpoint)
     backend = (
         target.backend
         if manifest.head_tokens % HEAD_TILE == 0
@@ -136,20 +171,41 @@ def plan_draft(name: str, path: str, target: TargetPlan | Target) -> DraftPlan:
     )
 
 
+def shared_taps(drafts: Iterable[DraftPlan]) -> tuple[int, ...]:
+    """Return the target's layers that all feature drafts take their hidden states after.
+
+    Raises `CheckpointError` where two of them differ: the target keeps those of one choice.
+    """
+    tapping = [draft for draft in drafts if draft.taps]
+    for draft in tapping[1:]:
+        if draft.taps != tapping[0].taps:
+            raise CheckpointError(
+                f"The drafts '{tapping[0].name}' and '{draft.name}' need the target's hidden "
+                f"states after different layers, {list(tapping[0].taps)} and {list(draft.taps)}; "
+                "use one of the two."
+            )
+    return tapping[0].taps if tapping else ()
+
+
 def read_manifest(folder: Path) -> Manifest:
     """Read a draft folder's manifest; raises `CheckpointError`."""
     path = folder / MANIFEST
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
         version = fields.pop("format_version")
-        fields["layers"] = tuple(fields["layers"])
+        fields |= {name: tuple(fields.get(name, ())) for name in ("layers", "taps")}
         manifest = Manifest(**fields)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} is not a draft's manifest: {error!r}.") from error
     if version != FORMAT_VERSION:
         raise CheckpointError(f"{path} has format {version}; {FORMAT_VERSION} is supported.")
-    if manifest.kind != INDEPENDENT:
+    if manifest.kind not in (INDEPENDENT, FEATURE):
         raise CheckpointError(f"{path}: drafts of kind '{manifest.kind}' are not supported.")
+    if bool(manifest.taps) != (manifest.kind == FEATURE):
+        raise CheckpointError(
+            f"{path}: a draft of kind '{manifest.kind}' with the taps {list(manifest.taps)}; "
+            f"drafts of kind '{FEATURE}' have some, others none."
+        )
     return manifest
 
 
@@ -196,8 +252,25 @@ def _truncated_config(sizes: DecoderConfig, manifest: Manifest, folder: Path) ->
     return DecoderConfig(**fields)
 
 
-def _load_truncated(folder: Path, manifest: Manifest, target: Target, backend: Backend) -> Decoder:
-    """Load a draft that shares the target's embedding and head."""
+def _require_this_target(folder: Path, manifest: Manifest, checkpoint: Checkpoint) -> None:
+    """Raise `CheckpointError` where a feature draft was made for other hidden states."""
+    if manifest.target_sha256 != checkpoint.sha256():
+        raise CheckpointError(
+            f"The draft in {folder} was made for another target than {checkpoint.path}, whose "
+            "hidden states differ; make one with memspec distill."
+        )
+    layers, taps = checkpoint.config.layers, manifest.taps
+    if len(set(taps)) < len(taps) or not all(tap in range(layers) for tap in taps):
+        raise CheckpointError(
+            f"{folder / MANIFEST}: the taps {list(taps)} are not different layers of "
+            f"{checkpoint.path}, which has {layers}."
+        )
+
+
+def _shared_parts(
+    folder: Path, manifest: Manifest, target: Target, backend: Backend
+) -> tuple[WeightReader, DecoderParts]:
+    """Load a draft that shares the target's embedding and head; return its reader as well."""
     if manifest.tokenizer_sha256 != target.tokenizer.sha256():
         raise CheckpointError(
             f"The draft in {folder} was made for another tokenizer than that of "
@@ -214,15 +287,13 @@ def _load_truncated(folder: Path, manifest: Manifest, target: Target, backend: B
     reader = WeightReader(source, "stored", target.decoder.device, backend)
     config = _truncated_config(target.decoder.config, manifest, folder)
     ids = source.raw(HEAD_TOKENS).to(target.decoder.device, torch.int64)
-    return backend.decoder(
-        DecoderParts(
-            config,
-            target.decoder.embedding,
-            [reader.layer(config, index) for index in range(config.layers)],
-            reader.norm(FINAL_NORM),
-            _head(_head_rows(target, ids), backend),
-            ids,
-        )
+    return reader, DecoderParts(
+        config,
+        target.decoder.embedding,
+        [reader.layer(config, index) for index in range(config.layers)],
+        reader.norm(FINAL_NORM),
+        _head(_head_rows(target, ids), backend),
+        ids,
     )
 
 

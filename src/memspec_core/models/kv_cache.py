@@ -17,14 +17,28 @@ class KeyValueCache:
     `rows` [layers, 2 · kv_heads, capacity or a little more, head_size]: the keys' heads first,
     then the values'; how positions lie within a head is the decoder's affair.
     Rows from `length` on are free; rolling back is forgetting the newest `token_ids`.
+
+    `features` [capacity, taps · hidden] in fp16, where there are `taps`: for each position the
+    residual stream after the layers `taps` (from 0), each divided by its root mean square, which
+    keeps it within fp16's range. They are what a feature draft starts from.
     """
 
     def __init__(
-        self, config: DecoderConfig, capacity: int, dtype: torch.dtype, device: torch.device
+        self,
+        config: DecoderConfig,
+        capacity: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        taps: tuple[int, ...] = (),
     ) -> None:
         self.rows = torch.zeros(_shape(config, capacity), dtype=dtype, device=device)
         self.layers = tuple(self.rows.unbind(0))
         self.capacity = capacity
+        self.taps = taps
+        self.features: torch.Tensor | None = None
+        if taps:
+            shape = (capacity, len(taps) * config.hidden_size)
+            self.features = torch.zeros(shape, dtype=torch.float16, device=device)
         self.token_ids: list[int] = []
 
     @property
@@ -33,9 +47,12 @@ class KeyValueCache:
         return len(self.token_ids)
 
     @staticmethod
-    def bytes_for(config: DecoderConfig, capacity: int, dtype: torch.dtype) -> int:
+    def bytes_for(
+        config: DecoderConfig, capacity: int, dtype: torch.dtype, taps: tuple[int, ...] = ()
+    ) -> int:
         """Return the fast memory of a cache, in bytes, without allocating it."""
-        return math.prod(_shape(config, capacity)) * dtype.itemsize
+        feature_bytes = capacity * len(taps) * config.hidden_size * torch.float16.itemsize
+        return math.prod(_shape(config, capacity)) * dtype.itemsize + feature_bytes
 
     def truncate(self, length: int) -> None:
         """Forget all rows from `length` on; a longer length than there is changes nothing."""

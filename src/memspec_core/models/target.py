@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -47,6 +47,17 @@ class TargetPlan:
     context_tokens: int
     weight_bytes: int
     kv_bytes: int
+    taps: tuple[int, ...] = ()
+
+    def with_taps(self, taps: tuple[int, ...]) -> "TargetPlan":
+        """Return the plan of a target that keeps its features after the layers `taps`."""
+        kv_bytes = KeyValueCache.bytes_for(
+            self.checkpoint.config,
+            self.context_tokens,
+            self.backend.cache_dtype(self.device),
+            taps,
+        )
+        return replace(self, taps=taps, kv_bytes=kv_bytes)
 
     def load(self, between_parts: Callable[[], None] = lambda: None) -> Target:
         """Bring the target into memory; raises `CheckpointError`.
@@ -66,6 +77,7 @@ class TargetPlan:
             self.context_tokens,
             self.backend.cache_dtype(self.device),
             self.device,
+            self.taps,
         )
         return Target(self.checkpoint, self.backend, decoder, tokenizer, cache, ends, self.dtype)
 

@@ -10,27 +10,37 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from memspec_core.models.decoder import Decoder, DecoderLayer, DecoderParts
+from memspec_core.models.decoder import (
+    Decoder,
+    DecoderLayer,
+    DecoderParts,
+    FeatureDecoder,
+    Layers,
+)
 from memspec_core.models.kv_cache import KeyValueCache
 
 
-class TorchDecoder(Decoder):
-    """A decoder whose layers are torch's operations, on any device."""
+class _TorchLayers(Layers):
+    """Layers that are torch's operations, on any device."""
 
     def __init__(self, parts: DecoderParts) -> None:
         super().__init__(parts)
         self._frequencies = torch.tensor(self.config.inverse_frequencies, device=self.device)
 
     @torch.inference_mode()
-    def forward(
-        self,
-        token_ids: Sequence[int],
-        cache: KeyValueCache,
-        parents: Sequence[int] | None = None,
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return logits; see `Layers.logits`."""
+        return self.head(self._normed(hidden, self.norm)).float()
+
+    def _embedded(self, token_ids: Sequence[int]) -> torch.Tensor:
+        """Return the embeddings [n, hidden] of tokens."""
+        return self.embedding.rows(torch.tensor(token_ids, device=self.device)).float()
+
+    def _through_layers(
+        self, hidden: torch.Tensor, cache: KeyValueCache, parents: Sequence[int] | None
     ) -> torch.Tensor:
-        """Feed n tokens; see `Decoder.forward`."""
-        count, start = len(token_ids), cache.length
-        hidden = self.embedding.rows(torch.tensor(token_ids, device=self.device)).float()
+        """Run n rows through all layers; the caller notes their tokens in the cache."""
+        count, start = hidden.shape[0], cache.length
         if parents is None:
             positions = torch.arange(start, start + count)
             visible = _causal(start, count) if count > 1 else None
@@ -39,21 +49,23 @@ class TorchDecoder(Decoder):
             positions = visible.sum(dim=1) - 1
         rotation = self._rotation(positions.to(self.device))
         mask = None if visible is None else self._folded(visible.to(self.device))
-        for layer, rows in zip(self.layers, cache.layers, strict=True):
+        for index, (layer, rows) in enumerate(zip(self.layers, cache.layers, strict=True)):
             normed = self._normed(hidden, layer.input_norm)
             hidden = hidden + self._attention(layer, normed, rows, start, rotation, mask)
             normed = self._normed(hidden, layer.post_norm)
             gate, up = layer.gate_up(normed).chunk(2, dim=-1)
             hidden = hidden + layer.down(F.silu(gate) * up)
-        cache.token_ids.extend(token_ids)
+            self._tap(index, hidden, cache)
         return hidden
 
-    @torch.inference_mode()
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return logits; see `Decoder.logits`."""
-        return self.head(self._normed(hidden, self.norm)).float()
+    def _tap(self, index: int, hidden: torch.Tensor, cache: KeyValueCache) -> None:
+        """Note the rows' features after a layer that is tapped."""
+        if cache.features is None or index not in cache.taps:
+            return
+        new = cache.features[cache.length : cache.length + hidden.shape[0]]
+        new.unflatten(1, (len(cache.taps), -1))[:, cache.taps.index(index)] = self._normed(hidden)
 
-    def _normed(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def _normed(self, hidden: torch.Tensor, weight: torch.Tensor | None = None) -> torch.Tensor:
         return F.rms_norm(hidden, (self.config.hidden_size,), weight, self.config.norm_epsilon)
 
     def _attention(
@@ -107,9 +119,66 @@ class TorchDecoder(Decoder):
         """Return what each of the folded query rows sees [n · group, start + n]."""
         return visible.repeat_interleave(self.config.heads // self.config.kv_heads, dim=0)
 
+
+class TorchDecoder(_TorchLayers, Decoder):
+    """A decoder whose layers are torch's operations, on any device."""
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        token_ids: Sequence[int],
+        cache: KeyValueCache,
+        parents: Sequence[int] | None = None,
+    ) -> torch.Tensor:
+        """Feed n tokens; see `Decoder.forward`."""
+        hidden = self._through_layers(self._embedded(token_ids), cache, parents)
+        cache.token_ids.extend(token_ids)
+        return hidden
+
     @torch.inference_mode()
     def _move(self, cache: KeyValueCache, sources: list[int], places: list[int]) -> None:
         cache.rows[:, :, places] = cache.rows[:, :, sources]
+
+
+class TorchFeatureDecoder(FeatureDecoder, _TorchLayers):
+    """The layers of a feature draft as torch's operations, on any device."""
+
+    @torch.inference_mode()
+    def feed(
+        self, token_ids: Sequence[int], features: torch.Tensor, cache: KeyValueCache
+    ) -> torch.Tensor:
+        """Feed n tokens that follow known features; see `FeatureDecoder.feed`."""
+        known = features[cache.length : cache.length + len(token_ids)]
+        return self.follow(token_ids, self.fuse.features(known.float()).float(), cache)
+
+    @torch.inference_mode()
+    def follow(
+        self,
+        token_ids: Sequence[int],
+        states: torch.Tensor,
+        cache: KeyValueCache,
+        parents: Sequence[int] | None = None,
+    ) -> torch.Tensor:
+        """Feed n proposed tokens; see `FeatureDecoder.follow`."""
+        both = (self._normed(self._embedded(token_ids)), self._normed(states))
+        fused = self.fuse.input(torch.cat(both, dim=-1)).float()
+        hidden = self._through_layers(fused, cache, parents)
+        cache.token_ids.extend(token_ids)
+        return hidden
+
+    def roll(
+        self, token_ids: Sequence[int], features: torch.Tensor, cache: KeyValueCache, count: int
+    ) -> list[int]:
+        """Feed n tokens and propose `count`; see `FeatureDecoder.roll`."""
+        state = self.feed(token_ids, features, cache)[-1:]
+        proposed: list[int] = []
+        while True:
+            index = int(self.logits(state).argmax())
+            ids = self.head_token_ids
+            proposed.append(index if ids is None else int(ids[index]))
+            if len(proposed) == count:
+                return proposed
+            state = self.follow(proposed[-1:], state, cache)
 
 
 def _causal(start: int, count: int) -> torch.Tensor:

@@ -68,7 +68,7 @@ class WeightReader:
         """Return the decoder layer `index`; raises `CheckpointError` if its sizes differ."""
         prefix = f"layers.{index}."
         for name, shape in layer_shapes(config).items():
-            self._require_shape(prefix + name, shape)
+            self.require_shape(prefix + name, shape)
         attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
         order = None if self._source.interleaved_rotary else interleaving_order(config)
         return DecoderLayer(
@@ -80,7 +80,8 @@ class WeightReader:
             down=self.linear(f"{mlp}down_proj.weight"),
         )
 
-    def _require_shape(self, name: str, shape: tuple[int, ...]) -> None:
+    def require_shape(self, name: str, shape: tuple[int, ...]) -> None:
+        """Raise `CheckpointError` where a tensor has another shape or is not there."""
         found = self._source.shape(name)
         if found != shape:
             raise CheckpointError(

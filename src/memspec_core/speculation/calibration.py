@@ -68,7 +68,9 @@ def calibrate(target: Target, drafts: Mapping[str, Draft], clock: Clock) -> Cost
     ]
     steps = {
         # Each after a pass, which leaves little of a draft in the CPU's caches.
-        name: _median_seconds(partial(_draw, draft), clock, deadline, partial(_verify, target, 1))
+        name: _median_seconds(
+            partial(_draw, draft, target), clock, deadline, partial(_verify, target, 1)
+        )
         / STEPS
         for name, draft in drafts.items()
     }
@@ -104,8 +106,10 @@ def _verify(target: Target, rows: int) -> None:
     target.decoder.logits(target.decoder.forward([0] * rows, target.cache)).argmax(-1).tolist()
 
 
-def _draw(draft: Draft) -> None:
-    draft.propose([0] * CONTEXT_TOKENS, STEPS, Sampler(SamplingSettings(), torch.device("cpu")))
+def _draw(draft: Draft, target: Target) -> None:
+    # No longer than what the target was fed just before: a draft may need its features.
+    context = [0] * min(CONTEXT_TOKENS, target.context_tokens)
+    draft.propose(context, STEPS, Sampler(SamplingSettings(), torch.device("cpu")))
 
 
 def _rising(seconds: list[float]) -> tuple[float, ...]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from memspec_core.speculation.chain import IndependentDraft
+from memspec_core.speculation.model_draft import ModelDraft
 from memspec_core.speculation.proposal import Proposal
 from memspec_core.speculation.sampling import Sampler
 
@@ -69,8 +70,8 @@ def to_proposal(tree: Sequence[Node]) -> Proposal:
     return Proposal(tuple(node.token_id for node in tree), parents=parents)
 
 
-class TreeDraft(IndependentDraft):
-    """A causal draft that proposes trees.
+class TreeShaped(ModelDraft):
+    """A draft with a model that proposes trees.
 
     Nothing in them is drawn at random: with a sampler that samples, its distribution of the
     draft's logits ranks the paths, since that is what the target's tokens are drawn from.
@@ -81,11 +82,13 @@ class TreeDraft(IndependentDraft):
 
         The cache is left with the context alone.
         """
-        self._cache.keep_common(context[:-1])
-        if length <= 0 or len(context) > self._cache.capacity:
+        if self._room(context) <= 0 or length <= 0:
             return Proposal()
-        roots = self._children(self._catch_up(context)[None], length, sampler)[0]
+        newest = self._catch_up(context)
+        known = self._cache.length
+        roots = self._children(self._logits(newest), length, sampler)[0]
         rows: dict[Node | None, int] = {None: -1}
+        states: dict[Node | None, torch.Tensor] = {None: newest[0]}
         parents: list[int] = []
 
         def follow(nodes: Sequence[Node]) -> list[Children]:
@@ -95,12 +98,13 @@ class TreeDraft(IndependentDraft):
             for node in nodes:
                 rows[node] = len(parents)
                 parents.append(rows[node.parent])
-            token_ids = [node.token_id for node in nodes]
-            hidden = self._decoder.forward(token_ids, self._cache, parents)
+            before = torch.stack([states[node.parent] for node in nodes])
+            hidden = self._follow([node.token_id for node in nodes], before, parents)
+            states.update(zip(nodes, hidden, strict=True))
             return self._children(self._logits(hidden), length, sampler)
 
         tree = best_tree(roots, follow, length)
-        self._cache.truncate(len(context))
+        self._cache.truncate(known)
         return to_proposal(tree)
 
     def _children(self, logits: torch.Tensor, count: int, sampler: Sampler) -> list[Children]:
@@ -119,3 +123,7 @@ class TreeDraft(IndependentDraft):
             ]
             for indices, row in zip(best.indices.tolist(), best.values.tolist(), strict=True)
         ]
+
+
+class TreeDraft(TreeShaped, IndependentDraft):
+    """A causal draft that proposes trees."""

@@ -6,7 +6,7 @@ from types import ModuleType
 import torch
 
 from memspec_core.models.configuration import DecoderConfig
-from memspec_core.models.decoder import Decoder, DecoderParts
+from memspec_core.models.decoder import Decoder, DecoderParts, FeatureDecoder, Fuse, Layers
 from memspec_core.models.kv_cache import KeyValueCache
 from memspec_core.models.linear import Linear
 from memspec_core.models.native.packing import BLOCK, TILE, fits, pack
@@ -61,33 +61,7 @@ class NativeDecoder(Decoder):
     def __init__(self, library: ModuleType, threads: int, parts: DecoderParts) -> None:
         super().__init__(parts)
         self._threads = threads
-        config = self.config
-        self._step = library.Step(
-            library.Sizes(
-                config.hidden_size,
-                config.intermediate_size,
-                config.heads,
-                config.kv_heads,
-                config.head_size,
-                config.norm_epsilon,
-                config.rotary_scale,
-            ),
-            [
-                library.Layer(
-                    layer.input_norm,
-                    _handle(layer.qkv),
-                    _handle(layer.output),
-                    layer.post_norm,
-                    _handle(layer.gate_up),
-                    _handle(layer.down),
-                )
-                for layer in self.layers
-            ],
-            _handle(self.embedding),
-            self.norm,
-            _handle(self.head),
-            list(config.inverse_frequencies),
-        )
+        self._step = library.Step(*_step_parts(library, self))
 
     def forward(
         self,
@@ -97,13 +71,19 @@ class NativeDecoder(Decoder):
     ) -> torch.Tensor:
         """Feed n tokens, of a tree at most 64; see `Decoder.forward`."""
         hidden: torch.Tensor = self._step.forward(
-            token_ids, cache.rows, cache.length, parents or [], self._threads
+            token_ids,
+            cache.rows,
+            cache.length,
+            parents or [],
+            self._threads,
+            cache.features,
+            cache.taps,
         )
         cache.token_ids.extend(token_ids)
         return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return logits; see `Decoder.logits`."""
+        """Return logits; see `Layers.logits`."""
         result: torch.Tensor = self._step.logits(hidden.contiguous(), self._threads)
         return result
 
@@ -118,6 +98,64 @@ class NativeDecoder(Decoder):
         from_blocks, from_lanes = _split(sources)
         to_blocks, to_lanes = _split(places)
         keys[:, :, to_blocks, to_lanes] = keys[:, :, from_blocks, from_lanes]
+
+
+class NativeFeatureDecoder(FeatureDecoder):
+    """The layers of a feature draft; all greedy proposals are one call into C++.
+
+    A row's result depends neither on the rows beside it nor on the number of threads, and proposals
+    are the same in one call as step by step.
+    """
+
+    def __init__(self, library: ModuleType, threads: int, parts: DecoderParts, fuse: Fuse) -> None:
+        super().__init__(parts, fuse)
+        self._threads = threads
+        ids = self.head_token_ids
+        self._step = library.FeatureStep(
+            *_step_parts(library, self),
+            _handle(fuse.features),
+            _handle(fuse.input),
+            [] if ids is None else ids.tolist(),
+        )
+
+    def feed(
+        self, token_ids: Sequence[int], features: torch.Tensor, cache: KeyValueCache
+    ) -> torch.Tensor:
+        """Feed n tokens that follow known features; see `FeatureDecoder.feed`."""
+        hidden: torch.Tensor = self._step.feed(
+            token_ids, features, cache.rows, cache.length, self._threads
+        )
+        cache.token_ids.extend(token_ids)
+        return hidden
+
+    def follow(
+        self,
+        token_ids: Sequence[int],
+        states: torch.Tensor,
+        cache: KeyValueCache,
+        parents: Sequence[int] | None = None,
+    ) -> torch.Tensor:
+        """Feed n proposed tokens, at most 64; see `FeatureDecoder.follow`."""
+        hidden: torch.Tensor = self._step.follow(
+            token_ids, states.contiguous(), cache.rows, cache.length, parents or [], self._threads
+        )
+        cache.token_ids.extend(token_ids)
+        return hidden
+
+    def roll(
+        self, token_ids: Sequence[int], features: torch.Tensor, cache: KeyValueCache, count: int
+    ) -> list[int]:
+        """Feed n tokens and propose `count`; see `FeatureDecoder.roll`."""
+        proposed: list[int] = self._step.roll(
+            token_ids, features, cache.rows, cache.length, count, self._threads
+        )
+        cache.token_ids.extend([*token_ids, *proposed[:-1]])
+        return proposed
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return logits; see `Layers.logits`."""
+        result: torch.Tensor = self._step.logits(hidden.contiguous(), self._threads)
+        return result
 
 
 class NativeBackend:
@@ -148,7 +186,9 @@ class NativeBackend:
         return fits(weight)
 
     def linear(self, weight: Weight, bias: torch.Tensor | None = None) -> NativeLinear:
-        """Make a layer over a weight that it takes, or over a dense one in one of `DTYPES`."""
+        """Make a layer over a weight that it takes, or over a dense one, fp32 rounded to bf16."""
+        if isinstance(weight, torch.Tensor) and weight.dtype not in self.DTYPES:
+            weight = weight.bfloat16()
         return NativeLinear(self._library, weight, bias, self.threads)
 
     def table(self, weight: Int8Weight | torch.Tensor) -> NativeLinear:
@@ -159,6 +199,10 @@ class NativeBackend:
         """Put a decoder together from native parts."""
         return NativeDecoder(self._library, self.threads, parts)
 
+    def feature_decoder(self, parts: DecoderParts, fuse: Fuse) -> NativeFeatureDecoder:
+        """Put the layers of a feature draft together from native parts."""
+        return NativeFeatureDecoder(self._library, self.threads, parts, fuse)
+
     def cache_dtype(self, device: torch.device) -> torch.dtype:
         """Return fp16."""
         return torch.float16
@@ -167,6 +211,39 @@ class NativeBackend:
 def _split(positions: list[int]) -> tuple[list[int], list[int]]:
     """Return the blocks of positions, and their lanes within them."""
     return [place // TILE for place in positions], [place % TILE for place in positions]
+
+
+def _step_parts(library: ModuleType, decoder: Layers) -> tuple[object, ...]:
+    """Return what the library makes a step of."""
+    config = decoder.config
+    sizes = library.Sizes(
+        config.hidden_size,
+        config.intermediate_size,
+        config.heads,
+        config.kv_heads,
+        config.head_size,
+        config.norm_epsilon,
+        config.rotary_scale,
+    )
+    layers = [
+        library.Layer(
+            layer.input_norm,
+            _handle(layer.qkv),
+            _handle(layer.output),
+            layer.post_norm,
+            _handle(layer.gate_up),
+            _handle(layer.down),
+        )
+        for layer in decoder.layers
+    ]
+    return (
+        sizes,
+        layers,
+        _handle(decoder.embedding),
+        decoder.norm,
+        _handle(decoder.head),
+        list(config.inverse_frequencies),
+    )
 
 
 def _handle(linear: Linear) -> object:

@@ -113,9 +113,26 @@ class Team {
   // Share 0 .. count - 1 out in equal parts, and wait until all threads have done theirs.
   template <class Function>
   void each(int64_t index, int64_t count, const Function& function) {
+    share(index, count, function);
+    meet();
+  }
+
+  // The same without waiting.
+  template <class Function>
+  void share(int64_t index, int64_t count, const Function& function) {
     const int64_t end = count * (index + 1) / threads_;
     for (int64_t i = count * index / threads_; i < end; ++i) function(i);
-    meet();
+  }
+
+  void meet() {
+    const uint32_t meeting = meetings_.load();
+    if (++arrived_ < threads_) {
+      wait_while(meetings_, meeting);
+      return;
+    }
+    arrived_ = 0;
+    ++meetings_;
+    meetings_.notify_all();
   }
 
  private:
@@ -142,17 +159,6 @@ class Team {
       call_(function_, *this, index);
       meet();
     }
-  }
-
-  void meet() {
-    const uint32_t meeting = meetings_.load();
-    if (++arrived_ < threads_) {
-      wait_while(meetings_, meeting);
-      return;
-    }
-    arrived_ = 0;
-    ++meetings_;
-    meetings_.notify_all();
   }
 
   static void wait_while(std::atomic<uint32_t>& value, uint32_t old) {
@@ -612,28 +618,32 @@ class Step {
   }
 
   // Feed tokens into the cache from `start` on; it is fp16 [layers, 2 * kv heads, capacity, head
-  // size] in the layout of Head. `parents` may be empty, or is that of Shape.
+  // size] in the layout of Head. `parents` may be empty, or is that of Shape. `features`, fp16
+  // [positions, taps * hidden], takes the normed residual stream of each row after the layers
+  // `taps`.
   torch::Tensor forward(const std::vector<int64_t>& tokens, torch::Tensor cache, int64_t start,
-                        const std::vector<int64_t>& parents, int64_t threads) {
-    const int64_t rows = tokens.size(), capacity = cache.size(2);
-    TORCH_CHECK(cache.scalar_type() == torch::kHalf && cache.is_contiguous() && cache.dim() == 4 &&
-                cache.size(0) == static_cast<int64_t>(layers_.size()) &&
-                cache.size(1) == 2 * sizes_.kv_heads && cache.size(3) == sizes_.head_size &&
-                capacity % kTile == 0, "the cache has another shape");
-    TORCH_CHECK(start >= 0 && start + rows <= capacity, "the cache is full");
-    TORCH_CHECK(parents.empty() || rows <= kMaxRows, rows, " rows of a tree are too many");
-    TORCH_CHECK(parents.empty() || (parents.size() >= tokens.size() &&
-                static_cast<int64_t>(parents.size()) <= start + rows),
-                "the tree has ", parents.size(), " rows");
-    for (const int64_t token : tokens) {
-      TORCH_CHECK(token >= 0 && token < embedding_.outputs, "there is no token ", token);
+                        const std::vector<int64_t>& parents, int64_t threads,
+                        torch::optional<torch::Tensor> features,
+                        const std::vector<int64_t>& taps) {
+    const int64_t rows = tokens.size();
+    check_rows(tokens, cache, start, parents);
+    Taps tapped;
+    if (features) {
+      check_features(*features, static_cast<int64_t>(taps.size()) * sizes_.hidden, start + rows);
+      tapped = Taps{static_cast<uint16_t*>(features->data_ptr()), taps};
     }
     torch::Tensor hidden = torch::empty({rows, sizes_.hidden}, torch::kFloat32);
+    reserve_workspaces(threads);
     for (int64_t first = 0; first < rows; first += kMaxRows) {
-      const int64_t count = std::min(kMaxRows, rows - first);
-      const Shape shape(start + first, count, parents);
-      pass(tokens.data() + first, shape, start + first, cache,
-           hidden.mutable_data_ptr<float>() + first * sizes_.hidden, threads);
+      const Shape shape(start + first, std::min(kMaxRows, rows - first), parents);
+      float* out = hidden.mutable_data_ptr<float>() + first * sizes_.hidden;
+      const Pass p = begin_pass(shape, start + first, out);
+      for (int64_t r = 0; r < p.rows; ++r) {
+        copy_row(embedding_, tokens[first + r], out + r * sizes_.hidden);
+      }
+      Team::run(threads, [&](Team& team, int64_t thread) {
+        run_layers(p, team, thread, cache, tapped);
+      });
     }
     return hidden;
   }
@@ -654,12 +664,18 @@ class Step {
     return result;
   }
 
- private:
+ protected:
   // What the threads of a pass share.
   struct Pass {
     const Shape& shape;
     int64_t start, rows, end, chunks;
     float *hidden, *cosines, *sines, *queries, *inner, *partial;
+  };
+
+  // After which layers the residual stream is kept, and where.
+  struct Taps {
+    uint16_t* features = nullptr;
+    std::vector<int64_t> layers;
   };
 
   // What a thread has for itself.
@@ -672,27 +688,78 @@ class Step {
     if (static_cast<int64_t>(workspaces_.size()) < threads) workspaces_.resize(threads);
   }
 
-  void pass(const int64_t* tokens, const Shape& shape, int64_t start, torch::Tensor& cache,
-            float* hidden, int64_t threads) {
-    const int64_t rows = shape.positions.size(), end = start + rows;
-    const int64_t chunks = (end + kChunk - 1) / kChunk;
-    Pass p{shape, start, rows, end, chunks, hidden,
-           cosines_.reserve(rows * sizes_.head_size), sines_.reserve(rows * sizes_.head_size),
+  void check_rows(const std::vector<int64_t>& tokens, const torch::Tensor& cache, int64_t start,
+                  const std::vector<int64_t>& parents) const {
+    const int64_t rows = tokens.size(), capacity = cache.size(2);
+    TORCH_CHECK(cache.scalar_type() == torch::kHalf && cache.is_contiguous() && cache.dim() == 4 &&
+                cache.size(0) == static_cast<int64_t>(layers_.size()) &&
+                cache.size(1) == 2 * sizes_.kv_heads && cache.size(3) == sizes_.head_size &&
+                capacity % kTile == 0, "the cache has another shape");
+    TORCH_CHECK(start >= 0 && start + rows <= capacity, "the cache is full");
+    TORCH_CHECK(parents.empty() || rows <= kMaxRows, rows, " rows of a tree are too many");
+    TORCH_CHECK(parents.empty() || (parents.size() >= tokens.size() &&
+                static_cast<int64_t>(parents.size()) <= start + rows),
+                "the tree has ", parents.size(), " rows");
+    for (const int64_t token : tokens) {
+      TORCH_CHECK(token >= 0 && token < embedding_.outputs, "there is no token ", token);
+    }
+  }
+
+  static void check_features(const torch::Tensor& features, int64_t width, int64_t positions) {
+    TORCH_CHECK(features.scalar_type() == torch::kHalf && features.is_contiguous() &&
+                features.dim() == 2 && features.size(1) == width, "the features' shape differs");
+    TORCH_CHECK(positions <= features.size(0), "there are ", features.size(0), " features");
+  }
+
+  // Make room for a pass whose rows lie at `hidden`, and for more that follow it, one row each, up
+  // to position `end`.
+  Pass begin_pass(const Shape& shape, int64_t start, float* hidden, int64_t end = 0) {
+    const int64_t rows = shape.positions.size();
+    const int64_t all = std::max(end, start + rows) - start;
+    const auto chunks_of = [](int64_t positions) { return (positions + kChunk - 1) / kChunk; };
+    const int64_t chunks = chunks_of(start + rows);
+    const int64_t parts = std::max(rows * chunks, chunks_of(start + all));
+    Pass p{shape, start, rows, start + rows, chunks, hidden,
+           cosines_.reserve(all * sizes_.head_size), sines_.reserve(all * sizes_.head_size),
            queries_.reserve(rows * sizes_.heads * sizes_.head_size),
            inner_.reserve(rows * sizes_.intermediate),
-           partial_.reserve(rows * sizes_.heads * chunks * (sizes_.head_size + kTile))};
+           partial_.reserve(parts * sizes_.heads * (sizes_.head_size + kTile))};
     set_rotation(p);
-    reserve_workspaces(threads);
-    for (int64_t r = 0; r < rows; ++r) copy_row(embedding_, tokens[r], hidden + r * sizes_.hidden);
-    uint16_t* rows_of_all = static_cast<uint16_t*>(cache.data_ptr());
+    return p;
+  }
+
+  // The pass of the one row that follows another's last, in the same memory.
+  Pass next_pass(const Pass& last, const Shape& shape) const {
+    Pass p{shape, last.end, 1, last.end + 1, (last.end + kChunk) / kChunk,
+           last.hidden + last.rows * sizes_.hidden, last.cosines + last.rows * sizes_.head_size,
+           last.sines + last.rows * sizes_.head_size, last.queries, last.inner, last.partial};
+    set_rotation(p);
+    return p;
+  }
+
+  void run_layers(const Pass& p, Team& team, int64_t thread, const torch::Tensor& cache,
+                  const Taps& taps) {
     const int64_t capacity = cache.size(2);
-    Team::run(threads, [&](Team& team, int64_t thread) {
-      for (size_t index = 0; index < layers_.size(); ++index) {
-        uint16_t* keys =
-            rows_of_all + index * 2 * sizes_.kv_heads * capacity * sizes_.head_size;
-        run_layer(layers_[index], p, team, thread, keys, capacity);
+    uint16_t* keys = static_cast<uint16_t*>(cache.data_ptr());
+    for (size_t index = 0; index < layers_.size(); ++index) {
+      run_layer(layers_[index], p, team, thread, keys, capacity);
+      keys += 2 * sizes_.kv_heads * capacity * sizes_.head_size;
+      for (size_t tap = 0; tap < taps.layers.size(); ++tap) {
+        if (taps.layers[tap] != static_cast<int64_t>(index)) continue;
+        // Nobody waits: the residual stream changes only after the next layer's attention.
+        team.share(thread, p.rows, [&](int64_t row) {
+          const int64_t place = (p.start + row) * taps.layers.size() + tap;
+          write_feature(p.hidden + row * sizes_.hidden, taps.features + place * sizes_.hidden);
+        });
       }
-    });
+    }
+  }
+
+  void write_feature(const float* hidden, uint16_t* feature) const {
+    const __m512 factor = _mm512_set1_ps(norm_factor(hidden));
+    for (int64_t i = 0; i < sizes_.hidden; i += 16) {
+      to_half(feature + i, _mm512_mul_ps(_mm512_loadu_ps(hidden + i), factor));
+    }
   }
 
   void run_layer(const Layer& layer, const Pass& p, Team& team, int64_t thread, uint16_t* cache,
@@ -751,20 +818,24 @@ class Step {
               [&](int64_t tile) { apply(layer.down, tile, x, p.rows, add(tile)); });
   }
 
+  // One over the root mean square of a row.
+  float norm_factor(const float* hidden) const {
+    __m512 squares = _mm512_setzero_ps();
+    for (int64_t i = 0; i < sizes_.hidden; i += 16) {
+      const __m512 value = _mm512_loadu_ps(hidden + i);
+      squares = _mm512_fmadd_ps(value, value, squares);
+    }
+    const float mean = _mm512_reduce_add_ps(squares) / static_cast<float>(sizes_.hidden);
+    return 1.0f / std::sqrt(mean + static_cast<float>(sizes_.norm_epsilon));
+  }
+
   void set_normed(Activations& x, const float* hidden, int64_t rows, const torch::Tensor& weight,
                   const Linear& linear) const {
     const float* w = weight.const_data_ptr<float>();
     float* normed = x.row();
     for (int64_t row = 0; row < rows; ++row) {
       const float* h = hidden + row * sizes_.hidden;
-      __m512 squares = _mm512_setzero_ps();
-      for (int64_t i = 0; i < sizes_.hidden; i += 16) {
-        const __m512 value = _mm512_loadu_ps(h + i);
-        squares = _mm512_fmadd_ps(value, value, squares);
-      }
-      const float mean = _mm512_reduce_add_ps(squares) / static_cast<float>(sizes_.hidden);
-      const __m512 factor =
-          _mm512_set1_ps(1.0f / std::sqrt(mean + static_cast<float>(sizes_.norm_epsilon)));
+      const __m512 factor = _mm512_set1_ps(norm_factor(h));
       for (int64_t i = 0; i < sizes_.hidden; i += 16) {
         const __m512 scaled = _mm512_mul_ps(_mm512_loadu_ps(h + i), factor);
         _mm512_storeu_ps(normed + i, _mm512_mul_ps(scaled, _mm512_loadu_ps(w + i)));
@@ -1029,6 +1100,200 @@ class Step {
   Buffer<float> cosines_, sines_, queries_, inner_, partial_;
 };
 
+// The layers of a feature draft: their rows are made of a token and of what came before it, which
+// is the target's features where it has seen the position, else the draft's own row before.
+class FeatureStep : public Step {
+ public:
+  // `head_tokens` names the tokens of the head's outputs; empty where they are all.
+  FeatureStep(Sizes sizes, std::vector<Layer> layers, Linear embedding, torch::Tensor norm,
+              Linear head, std::vector<double> frequencies, Linear fuse_features,
+              Linear fuse_input, std::vector<int64_t> head_tokens)
+      : Step(sizes, std::move(layers), std::move(embedding), norm, std::move(head),
+             std::move(frequencies)),
+        fuse_features_(std::move(fuse_features)), fuse_input_(std::move(fuse_input)),
+        head_tokens_(std::move(head_tokens)) {
+    TORCH_CHECK(fuse_features_.outputs == sizes.hidden && fuse_input_.outputs == sizes.hidden &&
+                fuse_input_.inputs == 2 * sizes.hidden, "the fuse has other sizes");
+    TORCH_CHECK(head_tokens_.empty() ||
+                static_cast<int64_t>(head_tokens_.size()) == head_.outputs, "the head's tokens");
+  }
+
+  // Feed tokens that follow the features [positions, taps * hidden] from `start` on.
+  torch::Tensor feed(const std::vector<int64_t>& tokens, torch::Tensor features,
+                     torch::Tensor cache, int64_t start, int64_t threads) {
+    const int64_t rows = tokens.size();
+    check_fed(tokens, features, cache, start);
+    torch::Tensor hidden = torch::empty({rows, sizes_.hidden}, torch::kFloat32);
+    feed_rows(tokens.data(), rows, features, cache, start, hidden.mutable_data_ptr<float>(),
+              threads);
+    return hidden;
+  }
+
+  // Feed proposed tokens, each with the hidden row [hidden] that proposed it.
+  torch::Tensor follow(const std::vector<int64_t>& tokens, torch::Tensor states,
+                       torch::Tensor cache, int64_t start, const std::vector<int64_t>& parents,
+                       int64_t threads) {
+    const int64_t rows = tokens.size();
+    check_rows(tokens, cache, start, parents);
+    TORCH_CHECK(rows <= kMaxRows, rows, " rows are too many");
+    TORCH_CHECK(states.scalar_type() == torch::kFloat32 && states.is_contiguous() &&
+                states.dim() == 2 && states.size(0) == rows && states.size(1) == sizes_.hidden,
+                "the states have another shape");
+    torch::Tensor hidden = torch::empty({rows, sizes_.hidden}, torch::kFloat32);
+    reserve_workspaces(threads);
+    const Shape shape(start, rows, parents);
+    const Pass p = begin_pass(shape, start, hidden.mutable_data_ptr<float>());
+    Team::run(threads, [&](Team& team, int64_t thread) {
+      fuse(p, team, thread, tokens.data(), states.const_data_ptr<float>());
+      run_layers(p, team, thread, cache, Taps{});
+    });
+    return hidden;
+  }
+
+  // Feed tokens as `feed` does, then propose: the most probable token, fed in its turn, `count`
+  // times. The threads meet nowhere but in the passes, and no weight is read but once a proposal.
+  std::vector<int64_t> roll(const std::vector<int64_t>& tokens, torch::Tensor features,
+                            torch::Tensor cache, int64_t start, int64_t count, int64_t threads) {
+    check_fed(tokens, features, cache, start);
+    TORCH_CHECK(!tokens.empty() && count > 0, "there is nothing to propose");
+    const int64_t rows = tokens.size(), end = start + rows + count - 1;
+    TORCH_CHECK(end <= cache.size(2), "the cache is full");
+    const int64_t before = (rows - 1) / kMaxRows * kMaxRows, last = rows - before;
+    float* hidden =
+        hidden_.reserve((std::max(before, last + count - 1)) * sizes_.hidden);
+    feed_rows(tokens.data(), before, features, cache, start, hidden, threads);
+    reserve_workspaces(threads);
+    std::vector<Shape> shapes{Shape(start + before, last, {})};
+    for (int64_t position = start + rows; position < end; ++position) {
+      shapes.emplace_back(position, 1, std::vector<int64_t>());
+    }
+    std::vector<Pass> passes{begin_pass(shapes[0], start + before, hidden, end)};
+    float* fused = fused_.reserve(last * sizes_.hidden);
+    for (int64_t i = 1; i < count; ++i) passes.push_back(next_pass(passes.back(), shapes[i]));
+    best_.assign(threads, Best{});
+    std::vector<int64_t> proposed(count);
+    Team::run(threads, [&](Team& team, int64_t thread) {
+      run_fed(passes[0], team, thread, tokens.data() + before, features, cache, fused);
+      for (int64_t i = 0;; ++i) {
+        const Pass& p = passes[i];
+        const float* state = p.hidden + (p.rows - 1) * sizes_.hidden;
+        const int64_t token = most_probable(team, thread, state);
+        if (thread == 0) proposed[i] = token;
+        if (i + 1 == count) break;
+        fuse(passes[i + 1], team, thread, &token, state);
+        run_layers(passes[i + 1], team, thread, cache, Taps{});
+      }
+    });
+    return proposed;
+  }
+
+ private:
+  struct alignas(64) Best {
+    float value;
+    int64_t index;
+  };
+
+  void check_fed(const std::vector<int64_t>& tokens, const torch::Tensor& features,
+                 const torch::Tensor& cache, int64_t start) const {
+    check_rows(tokens, cache, start, {});
+    check_features(features, fuse_features_.inputs, start + static_cast<int64_t>(tokens.size()));
+  }
+
+  void feed_rows(const int64_t* tokens, int64_t rows, const torch::Tensor& features,
+                 const torch::Tensor& cache, int64_t start, float* hidden, int64_t threads) {
+    reserve_workspaces(threads);
+    for (int64_t first = 0; first < rows; first += kMaxRows) {
+      const Shape shape(start + first, std::min(kMaxRows, rows - first), {});
+      const Pass p = begin_pass(shape, start + first, hidden + first * sizes_.hidden);
+      float* fused = fused_.reserve(p.rows * sizes_.hidden);
+      Team::run(threads, [&](Team& team, int64_t thread) {
+        run_fed(p, team, thread, tokens + first, features, cache, fused);
+      });
+    }
+  }
+
+  // A pass of rows with known features; `fused` is room for what becomes of these.
+  void run_fed(const Pass& p, Team& team, int64_t thread, const int64_t* tokens,
+               const torch::Tensor& features, const torch::Tensor& cache, float* fused) {
+    Activations& x = workspaces_[thread].x;
+    const int64_t width = fuse_features_.inputs;
+    const uint16_t* known = static_cast<const uint16_t*>(features.const_data_ptr());
+    x.resize(p.rows, width);
+    for (int64_t row = 0; row < p.rows; ++row) {
+      const uint16_t* feature = known + (p.start + row) * width;
+      for (int64_t i = 0; i < width; i += 16) _mm512_storeu_ps(x.row() + i, from_half(feature + i));
+      x.set(row, fuse_features_);
+    }
+    apply_all(team, thread, fuse_features_, x, p.rows, fused);
+    fuse(p, team, thread, tokens, fused);
+    run_layers(p, team, thread, cache, Taps{});
+  }
+
+  // Make the rows of a pass out of tokens and of vectors [rows, hidden].
+  void fuse(const Pass& p, Team& team, int64_t thread, const int64_t* tokens,
+            const float* vectors) {
+    Activations& x = workspaces_[thread].x;
+    const int64_t hidden = sizes_.hidden;
+    x.resize(p.rows, 2 * hidden);
+    for (int64_t row = 0; row < p.rows; ++row) {
+      copy_row(embedding_, tokens[row], x.row());
+      normalise(x.row(), x.row());
+      normalise(vectors + row * hidden, x.row() + hidden);
+      x.set(row, fuse_input_);
+    }
+    apply_all(team, thread, fuse_input_, x, p.rows, p.hidden);
+  }
+
+  void normalise(const float* x, float* out) const {
+    const __m512 factor = _mm512_set1_ps(norm_factor(x));
+    for (int64_t i = 0; i < sizes_.hidden; i += 16) {
+      _mm512_storeu_ps(out + i, _mm512_mul_ps(_mm512_loadu_ps(x + i), factor));
+    }
+  }
+
+  // The token with the largest logit after a hidden row; of equals the first. All threads get it.
+  int64_t most_probable(Team& team, int64_t thread, const float* hidden) {
+    Activations& x = workspaces_[thread].x;
+    x.resize(1, sizes_.hidden);
+    set_normed(x, hidden, 1, norm_, head_);
+    __m512 largest = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
+    __m512i tiles = _mm512_setzero_si512();
+    team.share(thread, head_.tiles(), [&](int64_t tile) {
+      apply(head_, tile, x, 1, [&](int64_t, __m512 y) {
+        const __mmask16 more = _mm512_cmp_ps_mask(y, largest, _CMP_GT_OQ);
+        largest = _mm512_mask_mov_ps(largest, more, y);
+        tiles = _mm512_mask_set1_epi32(tiles, more, static_cast<int>(tile));
+      });
+    });
+    best_[thread] = best_lane(largest, tiles);
+    team.meet();
+    Best best = best_[0];
+    for (const Best& other : best_) {
+      if (other.value > best.value) best = other;
+    }
+    return head_tokens_.empty() ? best.index : head_tokens_[best.index];
+  }
+
+  static Best best_lane(__m512 values, __m512i tiles) {
+    alignas(64) float value[kTile];
+    alignas(64) int32_t tile[kTile];
+    _mm512_store_ps(value, values);
+    _mm512_store_si512(tile, tiles);
+    Best best{value[0], tile[0] * kTile};
+    for (int64_t lane = 1; lane < kTile; ++lane) {
+      const int64_t index = tile[lane] * kTile + lane;
+      const bool first = value[lane] == best.value && index < best.index;
+      if (value[lane] > best.value || first) best = Best{value[lane], index};
+    }
+    return best;
+  }
+
+  Linear fuse_features_, fuse_input_;
+  std::vector<int64_t> head_tokens_;
+  std::vector<Best> best_;
+  Buffer<float> hidden_, fused_;
+};
+
 }  // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
@@ -1054,4 +1319,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
                     std::vector<double>>())
       .def("forward", &Step::forward, release())
       .def("logits", &Step::logits, release());
+  py::class_<FeatureStep, Step>(module, "FeatureStep")
+      .def(py::init<Sizes, std::vector<Layer>, Linear, torch::Tensor, Linear, std::vector<double>,
+                    Linear, Linear, std::vector<int64_t>>())
+      .def("feed", &FeatureStep::feed, release())
+      .def("follow", &FeatureStep::follow, release())
+      .def("roll", &FeatureStep::roll, release());
 }
