@@ -3,12 +3,15 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from hashlib import sha256
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 import torch
+from safetensors.torch import save_file
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -19,14 +22,27 @@ from transformers import (
 
 from memspec_core.iteration import Iteration, IterationSeconds
 from memspec_core.models.decoder import Decoder
-from memspec_core.models.draft import plan_draft
+from memspec_core.models.draft import (
+    FEATURE,
+    FUSE_FEATURES,
+    FUSE_INPUT,
+    HEAD_TOKENS,
+    MANIFEST,
+    WEIGHTS,
+    Manifest,
+    plan_draft,
+)
 from memspec_core.models.kv_cache import KeyValueCache
+from memspec_core.models.quantised import round_to_int4
+from memspec_core.models.safetensors_files import pack_codes
+from memspec_core.models.sources import FINAL_NORM, layer_shapes
 from memspec_core.models.target import Target, plan_target
 from memspec_core.request import FinishReason, GenerationRequest, SamplingSettings
 from memspec_core.settings import Settings
 from memspec_core.speculation.calibration import MOST_ROWS, Costs
 from memspec_core.speculation.chain import IndependentDraft
 from memspec_core.speculation.decoding import Decoding
+from memspec_core.speculation.feature import FeatureDraft, FeatureTreeDraft
 from memspec_core.speculation.planner import Planner
 from memspec_core.speculation.proposal import Draft
 
@@ -89,8 +105,76 @@ def truncated(model: PreTrainedModel, layers: int) -> PreTrainedModel:
     return smaller
 
 
-def load_target(folder: Path, *, dtype: str = "fp32", context_tokens: int = 256) -> Target:
-    return plan_target(str(folder), dtype=dtype, device=CPU, context_tokens=context_tokens).load()
+def load_target(
+    folder: Path,
+    *,
+    dtype: str = "fp32",
+    context_tokens: int = 256,
+    taps: tuple[int, ...] = (),
+    threads: int = 0,
+) -> Target:
+    plan = plan_target(
+        str(folder), dtype=dtype, device=CPU, context_tokens=context_tokens, threads=threads
+    )
+    return plan.with_taps(taps).load()
+
+
+def write_feature_draft(
+    folder: Path,
+    target: Target,
+    taps: tuple[int, ...],
+    *,
+    layers: int = 1,
+    head_tokens: Sequence[int] = range(0, 192, 3),
+    four_bits: bool = False,
+    without: str = "",
+    **manifest: Any,
+) -> Path:
+    """Write a random feature draft, made for this target; `without` leaves a tensor out."""
+    config = target.decoder.config
+    hidden = config.hidden_size
+    shapes: dict[str, tuple[int, ...]] = {
+        FINAL_NORM: (hidden,),
+        FUSE_FEATURES: (hidden, len(taps) * hidden),
+        FUSE_INPUT: (hidden, 2 * hidden),
+    }
+    for layer, (name, shape) in product(range(layers), layer_shapes(config).items()):
+        shapes[f"layers.{layer}.{name}"] = shape
+    shapes.pop(without, None)
+    generator = torch.Generator().manual_seed(7)
+    tensors = {HEAD_TOKENS: torch.tensor(list(head_tokens), dtype=torch.int32)}
+    for name, shape in shapes.items():
+        weight = 0.2 * torch.randn(shape, generator=generator) + (len(shape) == 1)
+        if len(shape) == 1 or not four_bits:
+            tensors[name] = weight
+            continue
+        rounded = round_to_int4(weight)
+        tensors[f"{name}.codes"] = pack_codes(rounded.codes).contiguous()
+        tensors[f"{name}.scale"] = rounded.scale.bfloat16()
+        tensors[f"{name}.minimum"] = rounded.minimum.bfloat16()
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / WEIGHTS)
+    fields: dict[str, Any] = {
+        "name": folder.name,
+        "kind": FEATURE,
+        "layers": tuple(range(layers)),
+        "hidden_size": hidden,
+        "head_tokens": len(head_tokens),
+        "context_tokens": config.context_tokens,
+        "weights_sha256": sha256((folder / WEIGHTS).read_bytes()).hexdigest(),
+        "target_sha256": target.checkpoint.sha256(),
+        "tokenizer_sha256": target.tokenizer.sha256(),
+        "card": {},
+        "taps": taps,
+    }
+    (folder / MANIFEST).write_text(Manifest(**(fields | manifest)).to_json())
+    return folder
+
+
+def load_feature_draft(name: str, folder: Path, target: Target, tree: bool = False) -> FeatureDraft:
+    decoder, cache = plan_draft(name, str(folder), target).load_feature(target)
+    kind = FeatureTreeDraft if tree else FeatureDraft
+    return kind(name, decoder, cache, target.decoder.config.vocabulary_size, target.cache)
 
 
 def load_draft(name: str, folder: Path, target: Target) -> IndependentDraft:
