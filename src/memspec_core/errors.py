@@ -59,3 +59,7 @@ class PeerError(MemSpecError):
 
 class MeasurementError(MemSpecError):
     """An answer that was to be measured ended with an error."""
+
+
+class TraceError(MemSpecError):
+    """A decoding trace is missing, damaged, or made with other models."""

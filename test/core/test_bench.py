@@ -16,7 +16,7 @@ from core.tiny import CPU, greedy_by_transformers, make_model
 from memspec_core.cli.main import main
 from memspec_core.errors import PeerError, PromptFileError
 from memspec_core.evaluation import bench
-from memspec_core.evaluation.bench import PromptSet, plan_bench, read_prompt_sets, run_bench
+from memspec_core.evaluation.bench import plan_bench, run_bench
 from memspec_core.evaluation.figures import as_json, quartiles
 from memspec_core.evaluation.limit import ReadBytes
 from memspec_core.evaluation.machine import cpu_name
@@ -25,6 +25,7 @@ from memspec_core.evaluation.report import LEGEND, table
 from memspec_core.models.checkpoint import open_checkpoint
 from memspec_core.request import DraftUsage, GenerationStats
 from memspec_core.settings import DraftSource
+from memspec_core.training.prompts import PromptSet, read_prompt_sets
 
 TOKENS = 5
 BANDWIDTH = 1e9

@@ -133,7 +133,8 @@ def true_features(model: PreTrainedModel, context: Sequence[int]) -> torch.Tenso
         model(input_ids=torch.tensor([list(context)]))
     for hook in hooks:
         hook.remove()
-    return torch.cat([rms(kept[tap]) for tap in TAPS], dim=-1)
+    norms = [*(layer.input_layernorm for layer in model.model.layers), model.model.norm]
+    return torch.cat([rms(kept[tap]) * norms[tap + 1].weight.detach() for tap in TAPS], dim=-1)
 
 
 def rms(x: torch.Tensor) -> torch.Tensor:
@@ -158,17 +159,19 @@ class Reference:
         """Return the hidden row and the logits [head] of each greedy proposal."""
         embed = self.model.get_input_embeddings().weight.detach()
         known = len(context) - 1
-        g = features[:known] @ self.weight(FUSE_FEATURES).T
+        first_norm = self.model.model.layers[0].input_layernorm.weight.detach()
+        thought = rms(features[:known] @ self.weight(FUSE_FEATURES).T)
         fed, found = context[1:], []
         head = self.model.get_output_embeddings().weight.detach()[self.ids]
         head = round_to_int4(head).dequantised()
         for _ in range(count):
-            both = torch.cat((rms(embed[torch.tensor(fed)]), rms(g)), dim=-1)
-            y = self.layers(both @ self.weight(FUSE_INPUT).T)
-            logits = (rms(y[-1]) * self.weight("norm.weight")) @ head.T
+            embedded = rms(embed[torch.tensor(fed)]) * first_norm
+            y = self.layers(torch.cat((embedded, thought), dim=-1) @ self.weight(FUSE_INPUT).T)
+            normed = rms(y[-1:]) * self.weight("norm.weight")
+            logits = normed[0] @ head.T
             found.append((y[-1], logits))
             fed = [*fed, int(self.ids[int(logits.argmax())])]
-            g = torch.cat((g, y[-1:]))
+            thought = torch.cat((thought, normed))
         return found
 
     def layers(self, x: torch.Tensor) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """Making drafts: prompts, the target's text, training and export."""
 
+import errno
 import json
 import logging
 from collections.abc import Callable
@@ -10,26 +11,43 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import GenerationMixin, PreTrainedModel
+from safetensors.torch import load_file
+from transformers import PreTrainedModel
+from transformers.trainer_utils import get_last_checkpoint
 
-from core.tiny import decode, greedy_by_transformers, ids_of, load_draft
+from core.tiny import (
+    decode,
+    greedy_by_transformers,
+    ids_of,
+    load_draft,
+    load_feature_draft,
+    load_target,
+)
 from memspec_core.errors import CacheMismatchError, PromptFileError, SettingsError
+from memspec_core.models.checkpoint import open_checkpoint
 from memspec_core.models.draft import read_manifest, weights_are_whole
+from memspec_core.models.kv_cache import common_length
 from memspec_core.models.target import Target
-from memspec_core.models.tokenizer import Tokenizer
+from memspec_core.request import SamplingSettings
+from memspec_core.speculation.model_draft import ModelDraft
+from memspec_core.speculation.sampling import Sampler
 from memspec_core.training import export
+from memspec_core.training.answers import Answering
 from memspec_core.training.continuations import (
+    PROMPTS_A_SHARD,
     TOP_LOGITS,
     Continuation,
     ContinuationPlan,
     read_continuations,
     write_continuations,
 )
-from memspec_core.training.distil import DistilPlan, distil
-from memspec_core.training.examples import Collator, Examples, frequent_tokens
+from memspec_core.training.distil import DistilPlan, distil, taps_of
+from memspec_core.training.examples import Examples, PackedCollator, PaddedCollator, head_tokens
 from memspec_core.training.export import Provenance, export_draft
+from memspec_core.training.feature import FeatureDraft as FeatureTraining
 from memspec_core.training.fitting import FitPlan
 from memspec_core.training.prompts import Prompt, read_prompts, sha256_of_prompts
+from memspec_core.training.reference import transformers_model
 from memspec_core.training.truncated import TruncatedDraft
 
 # Prompt files
@@ -80,6 +98,18 @@ def test_a_bad_line_is_named(bad: str, said: str, tmp_path: Path) -> None:
     assert "prompts.jsonl, line 3" in str(error.value)
 
 
+def test_bad_lines_may_be_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "a"}\n{\n{"prompt": ""}\n{"prompt": "b"}\n')
+    with caplog.at_level(logging.WARNING):
+        assert [p.text for p in read_prompts(file, skip_broken=True)] == ["a", "b"]
+    assert "line 2" in caplog.text
+    assert "line 3" in caplog.text
+    file.write_text("{\n")
+    with pytest.raises(PromptFileError, match="holds no prompts"):
+        read_prompts(file, skip_broken=True)
+
+
 def test_files_without_prompts(tmp_path: Path) -> None:
     for content in ("", "\n\n"):
         with pytest.raises(PromptFileError, match=r"prompts\.jsonl holds no prompts"):
@@ -98,15 +128,15 @@ def test_the_hash_follows_texts_and_order() -> None:
 
 # The target's text
 
-PROMPTS = [[5, 6, 7], [8, 9], [10, 11, 12, 13], [14], [15, 16]]
+PROMPTS = [[5, 6, 7], [8, 9], *([n, n + 1, n + 2] for n in range(20, 60))]
 PLAN = ContinuationPlan(
     target_sha256="t",
     prompts_sha256="p",
+    taps=(),
     temperature=0.8,
     seed=3,
     max_new_tokens=6,
-    max_prompt_tokens=3,
-    batch_size=2,
+    most_prompts=0,
 )
 
 
@@ -115,10 +145,10 @@ class SwitchedOffError(Exception):
 
 
 @pytest.fixture
-def write(
-    target_model: PreTrainedModel, tokenizer: Tokenizer
-) -> Callable[..., list[tuple[int, int]]]:
-    def run(folder: Path, plan: ContinuationPlan = PLAN, cut_after: int = 99) -> Any:
+def write(target: Target) -> Callable[..., list[tuple[int, int]]]:
+    def run(
+        folder: Path, plan: ContinuationPlan = PLAN, cut_after: int = 99, of: Target = target
+    ) -> Any:
         seen: list[tuple[int, int]] = []
 
         def progress(done: int, total: int) -> None:
@@ -126,14 +156,7 @@ def write(
             if done >= cut_after:
                 raise SwitchedOffError
 
-        write_continuations(
-            folder,
-            plan,
-            PROMPTS,
-            model=target_model,
-            tokenizer=tokenizer.backend,
-            progress=progress,
-        )
+        write_continuations(folder, plan, PROMPTS, of, progress)
         return seen
 
     return run
@@ -151,31 +174,42 @@ def test_greedy_text_is_the_targets_own(
 ) -> None:
     assert write(tmp_path, replace(PLAN, temperature=0.0)) == [(1, 2), (2, 2)]
     found = list(read_continuations(tmp_path))
-    # The prompt of four tokens is too long; the others come by length.
-    assert sorted(c.prompt_ids.tolist() for c in found) == sorted(
-        prompt for prompt in PROMPTS if len(prompt) <= 3
-    )
+    assert sorted(c.prompt_ids.tolist() for c in found) == sorted(PROMPTS)
     for continuation in found:
         expected = greedy_by_transformers(target_model, continuation.prompt_ids.tolist(), 6)
         assert continuation.token_ids.tolist() == expected
-        assert continuation.top_ids.shape == (6, TOP_LOGITS)
+        assert continuation.top_ids.shape == (len(expected), TOP_LOGITS)
         assert continuation.top_ids[:, 0].tolist() == expected
+        assert continuation.features is None
         logs = continuation.top_log_probabilities.astype(np.float32)
         assert (np.diff(logs, axis=1) <= 0).all()
         assert (np.exp(logs).sum(axis=1) <= 1.01).all()
 
 
-def test_text_ends_with_the_end_of_sequence(
-    write: Callable[..., Any],
-    target_model: PreTrainedModel,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+def test_states_are_those_that_decoding_keeps(
+    write: Callable[..., Any], target_folder: Path, tmp_path: Path
 ) -> None:
-    greedy = replace(PLAN, temperature=0.0)
+    target = load_target(target_folder, taps=(0, 2))
+    write(tmp_path, replace(PLAN, taps=(0, 2), most_prompts=3), of=target)
+    found = list(read_continuations(tmp_path))
+    assert len(found) == 3
+    assert target.cache.features is not None
+    for continuation in found:
+        context = [*continuation.prompt_ids.tolist(), *continuation.token_ids.tolist()]
+        target.cache.truncate(0)
+        target.decoder.forward(context, target.cache)
+        expected = target.cache.features[: len(context)].numpy()
+        assert continuation.features is not None
+        np.testing.assert_allclose(continuation.features, expected, rtol=1e-2, atol=1e-2)
+
+
+def test_text_ends_with_the_end_of_sequence(
+    write: Callable[..., Any], target: Target, target_model: PreTrainedModel, tmp_path: Path
+) -> None:
     end = greedy_by_transformers(target_model, [5, 6, 7], 6)[2]
-    monkeypatch.setattr(target_model.generation_config, "eos_token_id", end)
-    write(tmp_path, greedy)
-    found = next(c for c in read_continuations(tmp_path) if len(c.prompt_ids) == 3)
+    ending = replace(target, end_of_sequence_ids=frozenset([end]))
+    write(tmp_path, replace(PLAN, temperature=0.0), of=ending)
+    found = next(c for c in read_continuations(tmp_path) if c.prompt_ids.tolist() == [5, 6, 7])
     assert len(found.token_ids) <= 3
     assert found.token_ids[-1] == end
     assert len(found.top_ids) == len(found.token_ids)
@@ -187,24 +221,43 @@ def test_a_run_that_was_cut_goes_on_to_the_same_text(
     write(tmp_path / "whole")
     with pytest.raises(SwitchedOffError):
         write(tmp_path / "cut", cut_after=1)
-    first = tmp_path / "cut" / "shard-00000.npz"
+    first = tmp_path / "cut" / "text-00000.npz"
     written = first.stat().st_mtime_ns
-    (tmp_path / "cut" / "shard-00001.partial").write_bytes(b"half a shard")
+    (tmp_path / "cut" / "text-00001.npz.partial").write_bytes(b"half a shard")
     assert write(tmp_path / "cut") == [(1, 2), (2, 2)]
     assert first.stat().st_mtime_ns == written
     whole, cut = (list(read_continuations(tmp_path / name)) for name in ("whole", "cut"))
     assert same(whole, cut)
 
 
-def test_a_partial_shard_is_not_read(write: Callable[..., Any], tmp_path: Path) -> None:
-    with pytest.raises(SwitchedOffError):
-        write(tmp_path, cut_after=1)
-    (tmp_path / "shard-00001.partial").write_bytes(b"half a shard")
-    assert len(list(read_continuations(tmp_path))) == 2
+def test_half_a_shard_is_not_read_and_is_made_whole(
+    write: Callable[..., Any], tmp_path: Path
+) -> None:
+    write(tmp_path)
+    (tmp_path / "top-00001.npz").unlink()  # text is there, what the target thought is not
+    assert len(list(read_continuations(tmp_path))) == PROMPTS_A_SHARD
+    write(tmp_path)
+    assert len(list(read_continuations(tmp_path))) == len(PROMPTS)
+
+
+def test_a_full_disc_leaves_nothing_half_written(
+    write: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("memspec_core.files.os.fsync", full)
+        with pytest.raises(OSError, match="No space"):
+            write(tmp_path)
+    assert not list(tmp_path.glob("*.npz"))
+    assert not (tmp_path / "plan.json").exists()
+    write(tmp_path)
+    assert len(list(read_continuations(tmp_path))) == len(PROMPTS)
 
 
 @pytest.mark.parametrize(
-    "changes", [{"seed": 4}, {"temperature": 0.0}, {"target_sha256": "u", "batch_size": 3}]
+    "changes", [{"seed": 4}, {"temperature": 0.0}, {"target_sha256": "u", "max_new_tokens": 3}]
 )
 def test_text_of_another_plan_is_refused(
     changes: dict[str, Any], write: Callable[..., Any], tmp_path: Path
@@ -224,18 +277,21 @@ def continuation(prompt: list[int], tokens: list[int]) -> Continuation:
     top = np.tile(np.arange(TOP_LOGITS, dtype=np.int32), (len(tokens), 1))
     top[:, 0] = tokens
     logs = np.full(top.shape, -3.0, dtype=np.float16)
-    return Continuation(np.array(prompt, np.int32), np.array(tokens, np.int32), top, logs)
+    features = np.zeros((len(prompt) + len(tokens), 4), dtype=np.float16)
+    return Continuation(np.array(prompt, np.int32), np.array(tokens, np.int32), top, logs, features)
 
 
-def test_frequent_tokens_in_ascending_order() -> None:
+def test_a_head_covers_the_most_frequent_tokens_in_ascending_order() -> None:
     text = [continuation([1], [9, 7, 9]), continuation([1], [7, 9, 5, 30])]
-    assert frequent_tokens(text, 2).tolist() == [7, 9]
-    assert frequent_tokens(text, 99).tolist() == [5, 7, 9, 30]
+    assert head_tokens(text, 3, 40).tolist() == [1, 7, 9]
+    # What the text does not have is filled up from the vocabulary's beginning.
+    assert head_tokens(text, 8, 40).tolist() == [0, 1, 2, 3, 5, 7, 9, 30]
+    assert head_tokens(text, 99, 40).tolist() == list(range(32))
 
 
-def test_a_batch_predicts_each_token_from_the_one_before() -> None:
+def test_a_padded_batch_predicts_each_token_from_the_one_before() -> None:
     examples = Examples([continuation([1, 2, 3], [20, 21]), continuation([4], [22, 23, 99])])
-    batch = Collator(torch.tensor([20, 21, 22, 23]), 100)([examples[0], examples[1]])
+    batch = PaddedCollator(torch.tensor([20, 21, 22, 23]), 100)([examples[0], examples[1]])
     assert batch["input_ids"].tolist() == [[1, 2, 3, 20], [4, 22, 23, 0]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1, 1], [1, 1, 1, 0]]
     assert batch["rows"].tolist() == [2, 3, 4, 5, 6]
@@ -243,13 +299,24 @@ def test_a_batch_predicts_each_token_from_the_one_before() -> None:
     assert batch["top_index"][:, 0].tolist() == [0, 1, 2, 3, -1]
 
 
+def test_a_packed_batch_is_one_sequence_after_the_other() -> None:
+    examples = Examples([continuation([1, 2, 3], [20, 21]), continuation([4, 5], [22, 99])])
+    batch = PackedCollator(torch.tensor([20, 21, 22, 23]), 100)([examples[0], examples[1]])
+    assert batch["token_ids"].tolist() == [1, 2, 3, 20, 21, 4, 5, 22, 99]
+    assert batch["features"].shape == (9, 4)
+    assert (batch["lengths"].tolist(), batch["prompt_lengths"].tolist()) == ([5, 4], [3, 2])
+    assert batch["top_index"][:, 0].tolist() == [0, 1, 2, -1]
+
+
 def test_a_draft_of_all_layers_agrees_with_its_target(target_model: PreTrainedModel) -> None:
     tokens = greedy_by_transformers(target_model, [5, 6, 7], 8)
     draft = TruncatedDraft(target_model, (0, 1, 2), torch.tensor(sorted(set(tokens))))
-    batch = Collator(draft.head_token_ids, 49152)([Examples([continuation([5, 6, 7], tokens)])[0]])
+    batch = PaddedCollator(draft.head_token_ids, 49152)(
+        [Examples([continuation([5, 6, 7], tokens)])[0]]
+    )
     found = draft(**batch)
     # The 4-bit rounding is in the loop, so that it need not agree in all.
-    assert float(found["agreement"]) >= 0.5
+    assert float(found["accepted"]) >= 0.5
     found["loss"].backward()
     assert draft.body.embed_tokens.weight.grad is None
     trained = [p for p in draft.body.layers.parameters() if p.requires_grad]
@@ -270,14 +337,14 @@ def plan(target_folder: Path, tmp_path: Path) -> DistilPlan:
     return DistilPlan(
         name="tiny",
         target=str(target_folder),
-        prompt_file=prompts,
+        prompt_files=(prompts,),
         work_folder=tmp_path / "work",
         output_folder=tmp_path / "drafts" / "tiny",
         layers=(0,),
         head_tokens=40,
         temperatures=(0.0,),
         max_new_tokens=8,
-        text_batch_size=4,
+        kind="independent",
         fit=FitPlan(epochs=1.0, batch_size=4),
     )
 
@@ -286,18 +353,24 @@ def nothing(*_: object) -> None:
     pass
 
 
+@pytest.mark.parametrize("kind", ["independent", "feature"])
 def test_distilling_writes_a_draft_that_decodes(
-    plan: DistilPlan, target: Target, monkeypatch: pytest.MonkeyPatch
+    kind: str, plan: DistilPlan, target_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    plan = replace(plan, kind=kind)
+    taps = taps_of(3) if kind == "feature" else ()
+    target = load_target(target_folder, taps=taps)
     told: list[tuple[str, int, int]] = []
     manifest, fit = distil(plan, lambda what, done, total: told.append((what, done, total)))
-    assert [(done, total) for _, done, total in told] == [(1, 2), (2, 2)]
+    assert [(done, total) for what, done, total in told if what.startswith("text")] == [(1, 1)]
+    assert told[-1] == ("training tiny", fit.steps, fit.steps)
     assert fit.steps >= 2
-    assert 0.0 <= fit.agreement <= 1.0
+    assert 0.0 <= fit.accepted <= 3.0
     folder = plan.output_folder
     assert read_manifest(folder) == manifest
     assert weights_are_whole(folder, manifest)
-    assert (manifest.name, manifest.layers, manifest.hidden_size) == ("tiny", (0,), 64)
+    assert (manifest.name, manifest.kind, manifest.taps) == ("tiny", kind, taps)
+    assert (manifest.layers, manifest.hidden_size) == ((0,), 64)
     assert manifest.target_sha256 == target.checkpoint.sha256()
     assert manifest.card["prompt_sources"] == [
         {"source": "sums", "license": "CC0-1.0", "prompts": 8}
@@ -306,17 +379,63 @@ def test_distilling_writes_a_draft_that_decodes(
     assert "| sums | CC0-1.0 | 8 |" in card
     assert "plus" not in card  # no text of the prompts
     prompt = [30, 40, 50]
-    events = decode(target, prompt, load_draft("tiny", folder, target))
+    load = load_feature_draft if kind == "feature" else load_draft
+    events = decode(target, prompt, load("tiny", folder, target))
     assert ids_of(events) == ids_of(decode(target, prompt))
     assert sum(event.proposed for event in events) > 0
 
     # Again, with the text that is there: nothing is generated, and the folder is whole again.
-    def generate(*_: object, **__: object) -> None:
+    def answers(*_: object) -> None:
         raise AssertionError("the text was there already")
 
-    monkeypatch.setattr(GenerationMixin, "generate", generate)
+    monkeypatch.setattr(Answering, "answers", answers)
     again, _ = distil(plan, nothing)
     assert weights_are_whole(folder, again)
+
+    # A specialist begins with what the base has learned; with no training it is the base.
+    untrained = FitPlan(epochs=1.0, batch_size=8, learning_rate=0.0)
+    specialist = replace(
+        plan, name="more", base="tiny", output_folder=plan.output_folder.with_name("more")
+    )
+    made, _ = distil(replace(specialist, fit=untrained), nothing)
+    assert made.weights_sha256 == again.weights_sha256
+    with pytest.raises(SettingsError, match="other layers than 'else'"):
+        distil(replace(specialist, name="else", layers=(0, 1)), nothing)
+
+
+def test_what_is_trained_is_what_proposes(plan: DistilPlan, target_folder: Path) -> None:
+    """The rolled steps of training and those of decoding are the same computation."""
+    distil(replace(plan, kind="feature"), nothing)
+    target = load_target(target_folder, taps=taps_of(3))
+    draft = load_feature_draft("tiny", plan.output_folder, target)
+    text = next(read_continuations(next(plan.work_folder.glob("text-*"))))
+    model = trained_feature_draft(plan, target_folder, draft)
+    batch = PackedCollator(model.head_token_ids, 49152)([Examples([text])[0]])
+    context = [*text.prompt_ids.tolist(), *text.token_ids.tolist()]
+    greedy = Sampler(SamplingSettings(), torch.device("cpu"))
+    right = reached = 0
+    for end in range(len(text.prompt_ids), len(context)):
+        target.cache.truncate(0)
+        target.decoder.forward(context[: end - 1], target.cache)
+        count = min(model.steps, len(context) - end)
+        proposed = draft.propose(context[:end], count, greedy).token_ids
+        agreed = common_length(proposed, context[end : end + count])
+        right, reached = right + agreed, reached + 1
+    with torch.inference_mode():
+        accepted = float(model(**batch)["accepted"])
+    assert accepted == pytest.approx(right / reached, abs=0.15)
+
+
+def trained_feature_draft(
+    plan: DistilPlan, target_folder: Path, draft: ModelDraft
+) -> FeatureTraining:
+    source = transformers_model(open_checkpoint(str(target_folder)), torch.float32, "cpu")
+    ids = draft._decoder.head_token_ids
+    assert ids is not None
+    model = FeatureTraining(source, plan.layers, taps_of(3), ids, plan.steps)
+    last = get_last_checkpoint(str(plan.work_folder / "fit-tiny"))
+    model.load_state_dict(load_file(Path(str(last)) / "model.safetensors"))
+    return model
 
 
 def test_bad_plans_are_refused_before_any_work(plan: DistilPlan, tmp_path: Path) -> None:
@@ -324,16 +443,20 @@ def test_bad_plans_are_refused_before_any_work(plan: DistilPlan, tmp_path: Path)
         with pytest.raises(SettingsError, match="layers"):
             distil(replace(plan, layers=layers), nothing)
     with pytest.raises(PromptFileError, match="nowhere"):
-        distil(replace(plan, prompt_file=tmp_path / "nowhere.jsonl"), nothing)
+        distil(replace(plan, prompt_files=(tmp_path / "nowhere.jsonl",)), nothing)
     with pytest.raises(PromptFileError, match="too long"):
         distil(replace(plan, max_prompt_tokens=3), nothing)
+    with pytest.raises(SettingsError, match="kind is 'other'"):
+        distil(replace(plan, kind="other"), nothing)
+    with pytest.raises(SettingsError, match="no trained draft 'nobody'"):
+        distil(replace(plan, base="nobody"), nothing)
     assert not plan.output_folder.exists()
 
 
 def test_long_prompts_are_left_out_with_a_warning(
     plan: DistilPlan, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with plan.prompt_file.open("a") as file:
+    with plan.prompt_files[0].open("a") as file:
         file.write("\n" + json.dumps({"prompt": "long " * 600}))
     with caplog.at_level(logging.WARNING):
         distil(plan, nothing)
@@ -348,7 +471,7 @@ def test_an_export_that_fails_leaves_the_old_folder(
 ) -> None:
     manifest = read_manifest(distilled)
     model = TruncatedDraft(target_model, (0,), torch.arange(8))
-    provenance = Provenance("d", (0,), 256, "t", "k", manifest.card)
+    provenance = Provenance("d", "independent", (0,), (), 256, "t", "k", manifest.card)
     folder = tmp_path / "d"
     first = export_draft(model, provenance, folder)
 

@@ -47,9 +47,10 @@ def add_parser(commands: Subparsers) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure and print."""
-    from memspec_core.evaluation.bench import plan_bench, read_prompt_sets, run_bench
+    from memspec_core.evaluation.bench import plan_bench, run_bench
     from memspec_core.evaluation.figures import as_json
     from memspec_core.evaluation.report import table
+    from memspec_core.training.prompts import read_prompt_sets
 
     plan = plan_bench(
         read_parameters(arguments.config) if arguments.config else {},

@@ -38,14 +38,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from memspec_core.cli import bench, distill, doctor, generate, inspect
+    from memspec_core.cli import bench, distill, doctor, generate, inspect, trace
 
     parser = argparse.ArgumentParser(
         prog="memspec", description="Speculative decoding with drafts that memory has room for."
     )
     parser.add_argument("--verbose", action="store_true", help="log what happens to stderr")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in (generate, inspect, doctor, distill, bench):
+    for command in (generate, inspect, doctor, distill, trace, bench):
         command.add_parser(commands)
     return parser
 

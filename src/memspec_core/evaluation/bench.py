@@ -38,7 +38,7 @@ from memspec_core.request import (
 from memspec_core.runtime import Runtime
 from memspec_core.settings import DraftSource, Settings
 from memspec_core.snapshot import DraftState, TargetSnapshot
-from memspec_core.training.prompts import read_prompts
+from memspec_core.training.prompts import PromptSet
 
 _LOG = logging.getLogger(__name__)
 
@@ -53,14 +53,6 @@ _WARM_UP_TOKENS = 8
 
 Progress = Callable[[str], None]
 """Called with one line on what has been measured."""
-
-
-@dataclass(frozen=True)
-class PromptSet:
-    """The prompts of one file, usually of one domain."""
-
-    name: str
-    texts: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -193,19 +185,6 @@ class _Answer:
     @classmethod
     def of_peer(cls, answer: PeerAnswer) -> "_Answer":
         return cls(answer.token_ids, answer.tokens_per_second, answer.first_seconds, None)
-
-
-def read_prompt_sets(files: Sequence[Path], count: int | None) -> tuple[PromptSet, ...]:
-    """Read prompt files, `count` prompts of each at even distances; raises `PromptFileError`."""
-    files = list(dict.fromkeys(files))
-    names = _short_names(files)
-    sets = []
-    for name, file in zip(names, files, strict=True):
-        texts = [prompt.text for prompt in read_prompts(file)]
-        taken = min(count or len(texts), len(texts))
-        chosen = tuple(texts[index * len(texts) // taken] for index in range(taken))
-        sets.append(PromptSet(name, chosen))
-    return tuple(sets)
 
 
 def plan_bench(
@@ -436,15 +415,6 @@ def _request(prompt: str, configuration: Configuration, max_new_tokens: int) -> 
     return GenerationRequest(
         prompt=prompt, max_new_tokens=max_new_tokens, draft=configuration.draft
     )
-
-
-def _short_names(files: Sequence[Path]) -> list[str]:
-    """Name files by as many of their last parts as it takes to tell them apart."""
-    parts = [file.with_suffix("").parts for file in files]
-    depth = 1
-    while len({part[-depth:] for part in parts}) < len({*parts}):
-        depth += 1
-    return ["/".join(part[-depth:]) for part in parts]
 
 
 def _label(what: str, length: int) -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from memspec_core.evaluation.bench import PLAIN_NAME
+from memspec_core.evaluation.tables import aligned
 
 _NOTHING = "-"
 
@@ -46,7 +47,7 @@ def _series(series: dict[str, Any]) -> Iterator[str]:
         parts[name] = [c["prompt_sets"][name] for c in configurations]
     for part, figures in parts.items():
         yield ""
-        yield from _aligned(_rows(part, [c["name"] for c in configurations], figures))
+        yield from aligned(_rows(part, [c["name"] for c in configurations], figures))
     if series["prompts_left_out"]:
         yield f"Too long for the context, and left out: {series['prompts_left_out']} prompts."
 
@@ -90,11 +91,3 @@ def _median(found: dict[str, float] | None) -> str:
 
 def _number(value: float | None) -> str:
     return _NOTHING if value is None else f"{value:.2f}"
-
-
-def _aligned(rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    table_rows = list(rows)
-    widths = [max(map(len, column)) for column in zip(*table_rows, strict=True)]
-    for row in table_rows:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        yield "  ".join(cells).rstrip()

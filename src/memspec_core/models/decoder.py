@@ -53,11 +53,13 @@ class Fuse:
     """The two matrices that make one row of a token and of what the target thought before it.
 
     `features` [hidden, taps · hidden] maps the target's features; `input` [hidden, 2 · hidden] maps
-    the token's embedding beside these.
+    the token's embedding beside these. `embedding_norm` [hidden]: the norm of the target's first
+    layer.
     """
 
     features: Linear
     input: Linear
+    embedding_norm: torch.Tensor
 
     @property
     def weight_bytes(self) -> int:
@@ -145,10 +147,11 @@ class FeatureDecoder(Layers):
     """The layers of a feature draft, after EAGLE (Li et al., 2024).
 
     For a context t_0, t_1, ... row i of its cache, at the rotary position i, takes the token
-    t_(i+1) and a vector g_i, and predicts t_(i+2). With rms(x) = x / sqrt(mean(x²) + epsilon) its
-    input is `fuse.input` · (rms(embedding of the token), rms(g_i)). In a row that is fed, g_i is
-    `fuse.features` times the target's features of position i; in one that follows a proposal,
-    which the target has not seen, it is the row before, as it leaves the layers.
+    t_(i+1) and a vector g_i, and predicts t_(i+2). Its input is `fuse.input` · (e, g_i), with e the
+    token's embedding, normed as the target's first layer reads it. In a row that is fed, g_i is
+    `fuse.features` times the target's features of position i, divided by its root mean square; in
+    one that follows a proposal, which the target has not seen, it is what the head read to propose
+    it: the row before, as it leaves the layers, normed.
     """
 
     def __init__(self, parts: DecoderParts, fuse: Fuse) -> None:

@@ -109,7 +109,11 @@ class DraftPlan:
         hidden = parts.config.hidden_size
         reader.require_shape(FUSE_FEATURES, (hidden, len(self.taps) * hidden))
         reader.require_shape(FUSE_INPUT, (hidden, 2 * hidden))
-        fuse = Fuse(reader.linear(FUSE_FEATURES), reader.linear(FUSE_INPUT))
+        fuse = Fuse(
+            reader.linear(FUSE_FEATURES),
+            reader.linear(FUSE_INPUT),
+            target.decoder.layers[0].input_norm,
+        )
         decoder = self.backend.feature_decoder(parts, fuse)
         return decoder, self._new_cache(decoder.config, target)
 

@@ -19,8 +19,8 @@ class KeyValueCache:
     Rows from `length` on are free; rolling back is forgetting the newest `token_ids`.
 
     `features` [capacity, taps · hidden] in fp16, where there are `taps`: for each position the
-    residual stream after the layers `taps` (from 0), each divided by its root mean square, which
-    keeps it within fp16's range. They are what a feature draft starts from.
+    residual stream after the layers `taps` (from 0), as the next layer reads it, or the head:
+    normed, which keeps it within fp16's range. They are what a feature draft starts from.
     """
 
     def __init__(

@@ -62,8 +62,10 @@ class _TorchLayers(Layers):
         """Note the rows' features after a layer that is tapped."""
         if cache.features is None or index not in cache.taps:
             return
+        following = self.layers[index + 1 : index + 2]
+        normed = self._normed(hidden, following[0].input_norm if following else self.norm)
         new = cache.features[cache.length : cache.length + hidden.shape[0]]
-        new.unflatten(1, (len(cache.taps), -1))[:, cache.taps.index(index)] = self._normed(hidden)
+        new.unflatten(1, (len(cache.taps), -1))[:, cache.taps.index(index)] = normed
 
     def _normed(self, hidden: torch.Tensor, weight: torch.Tensor | None = None) -> torch.Tensor:
         return F.rms_norm(hidden, (self.config.hidden_size,), weight, self.config.norm_epsilon)
@@ -149,7 +151,8 @@ class TorchFeatureDecoder(FeatureDecoder, _TorchLayers):
     ) -> torch.Tensor:
         """Feed n tokens that follow known features; see `FeatureDecoder.feed`."""
         known = features[cache.length : cache.length + len(token_ids)]
-        return self.follow(token_ids, self.fuse.features(known.float()).float(), cache)
+        thought = self._normed(self.fuse.features(known.float()).float())
+        return self._fused(token_ids, thought, cache, None)
 
     @torch.inference_mode()
     def follow(
@@ -160,8 +163,17 @@ class TorchFeatureDecoder(FeatureDecoder, _TorchLayers):
         parents: Sequence[int] | None = None,
     ) -> torch.Tensor:
         """Feed n proposed tokens; see `FeatureDecoder.follow`."""
-        both = (self._normed(self._embedded(token_ids)), self._normed(states))
-        fused = self.fuse.input(torch.cat(both, dim=-1)).float()
+        return self._fused(token_ids, self._normed(states, self.norm), cache, parents)
+
+    def _fused(
+        self,
+        token_ids: Sequence[int],
+        thought: torch.Tensor,
+        cache: KeyValueCache,
+        parents: Sequence[int] | None,
+    ) -> torch.Tensor:
+        embedded = self._normed(self._embedded(token_ids), self.fuse.embedding_norm)
+        fused = self.fuse.input(torch.cat((embedded, thought), dim=-1)).float()
         hidden = self._through_layers(fused, cache, parents)
         cache.token_ids.extend(token_ids)
         return hidden

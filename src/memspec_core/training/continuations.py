@@ -1,41 +1,44 @@
-"""The target's own text: continuations of prompts with the target's top logits at each token.
+"""The target's own text, with what the target thought at each token of it.
 
-A draft is trained on what the target says *as deployed*: a quantised checkpoint continues the
-prompts with its quantised weights. The text is cached in shards, each written whole or not at
-all, so that a run that was cut goes on where it stopped.
+A draft is trained on what the target says *as deployed*: its answers come from the runtime's own
+decoding, and its probabilities and hidden states from the runtime's own forward. All is cached in
+shards, each file written whole or not at all, so that a run that was cut goes on where it stopped.
 """
 
-import contextlib
 import json
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
-from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from memspec_core.errors import CacheMismatchError
-from memspec_core.models.checkpoint import id_set
+from memspec_core.models.target import Target
+from memspec_core.training.answers import Answering
+from memspec_core.files import whole_file
 
 TOP_LOGITS = 16
+PROMPTS_A_SHARD = 32
+_ROWS = 256
 
 
 @dataclass(frozen=True)
 class ContinuationPlan:
-    """What the cached text is made from; a folder serves one plan only."""
+    """What the cached text is made from; a folder serves one plan only.
+
+    `taps`: the target's layers whose states are kept (see `KeyValueCache`); none for drafts that do
+    not read them. `most_prompts`: how many are continued, 0 for all.
+    """
 
     target_sha256: str
     prompts_sha256: str
+    taps: tuple[int, ...]
     temperature: float
     seed: int
     max_new_tokens: int
-    max_prompt_tokens: int
-    batch_size: int
+    most_prompts: int
 
 
 @dataclass(frozen=True)
@@ -44,71 +47,68 @@ class Continuation:
 
     `prompt_ids` [p], `token_ids` [n] (with the end-of-sequence token where the target gave it),
     `top_ids` [n, TOP_LOGITS] and `top_log_probabilities` [n, TOP_LOGITS]: the target's own
-    distribution at temperature 1 for each of the n tokens.
+    distribution at temperature 1 for each of the n tokens. `features` [p + n, taps · hidden]: its
+    states, where they were kept.
     """
 
     prompt_ids: npt.NDArray[np.int32]
     token_ids: npt.NDArray[np.int32]
     top_ids: npt.NDArray[np.int32]
     top_log_probabilities: npt.NDArray[np.float16]
-
-
-class _TopLogits(LogitsProcessor):
-    """Records the top of the raw distribution at every step of `generate`."""
-
-    def __init__(self) -> None:
-        self.ids: list[torch.Tensor] = []
-        self.log_probabilities: list[torch.Tensor] = []
-
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> Any:
-        logits = scores.float()
-        top = logits.topk(TOP_LOGITS, dim=-1)
-        self.ids.append(top.indices.to(torch.int32))
-        self.log_probabilities.append(top.values - logits.logsumexp(-1, keepdim=True))
-        return scores
+    features: npt.NDArray[np.float16] | None = None
 
 
 def write_continuations(
     folder: Path,
     plan: ContinuationPlan,
-    prompts: list[list[int]],
-    *,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Sequence[int]],
+    target: Target,
     progress: Callable[[int, int], None],
 ) -> None:
-    """Continue tokenised prompts with the target and cache the text in `folder`.
+    """Continue tokenised prompts with the target and cache text and thoughts in `folder`.
 
-    `progress(done, total)` counts shards. Raises `CacheMismatchError` if the folder holds the
-    text of another plan.
+    `target` keeps the states of the plan's taps. The prompts are shuffled, so that any part of the
+    text is of all their sources. `progress(done, total)` counts shards. Raises
+    `CacheMismatchError` if the folder holds the text of another plan.
     """
     _claim(folder, plan)
-    kept = [ids for ids in prompts if len(ids) <= plan.max_prompt_tokens]
-    batches = _batches(kept, plan.batch_size)
-    for index, batch in enumerate(batches):
-        shard = folder / f"shard-{index:05d}.npz"
-        if not shard.exists():
-            torch.manual_seed(plan.seed + index)
-            _write_shard(shard, _continue(batch, plan, model, tokenizer))
-        progress(index + 1, len(batches))
+    order = np.random.default_rng(plan.seed).permutation(len(prompts))
+    order = order[: plan.most_prompts or None]
+    shards = [order[i : i + PROMPTS_A_SHARD] for i in range(0, len(order), PROMPTS_A_SHARD)]
+    answering = Answering(target, plan.max_new_tokens, plan.temperature)
+    for index, places in enumerate(shards):
+        text = folder / f"text-{index:05d}.npz"
+        if not text.exists():
+            chosen = [prompts[place] for place in places]
+            seeds = [plan.seed + int(place) for place in places]
+            _write_text(text, chosen, answering.answers(chosen, seeds))
+        if not _thoughts(text).exists():
+            _write_thoughts(text, plan, target)
+        progress(index + 1, len(shards))
 
 
 def read_continuations(folder: Path) -> Iterator[Continuation]:
-    """Read every cached continuation of a folder in a fixed order."""
-    for shard in sorted(folder.glob("shard-*.npz")):
-        with np.load(shard, allow_pickle=False) as arrays:
-            prompt_ends, token_ends = arrays["prompt_ends"], arrays["token_ends"]
-            prompt_ids = np.split(arrays["prompt_ids"], prompt_ends[:-1])
-            per_token = (arrays["token_ids"], arrays["top_ids"], arrays["top_log_probabilities"])
-            token_ids, top_ids, top_logs = (np.split(a, token_ends[:-1]) for a in per_token)
-        for row in zip(prompt_ids, token_ids, top_ids, top_logs, strict=True):
+    """Read every cached continuation of a folder in a fixed order; states stay on the disc."""
+    for text in sorted(folder.glob("text-*.npz")):
+        if not _thoughts(text).exists():
+            continue
+        prompts, answers = _read_text(text)
+        with np.load(_thoughts(text), allow_pickle=False) as arrays:
+            ends = np.cumsum([len(answer) for answer in answers])[:-1]
+            top_ids = np.split(arrays["top_ids"], ends)
+            top_logs = np.split(arrays["top_log_probabilities"], ends)
+        lengths = [len(p) + len(a) for p, a in zip(prompts, answers, strict=True)]
+        features: Sequence[npt.NDArray[np.float16] | None] = [None] * len(prompts)
+        if _features(text).exists():
+            features = np.split(np.load(_features(text), mmap_mode="r"), np.cumsum(lengths)[:-1])
+        for row in zip(prompts, answers, top_ids, top_logs, features, strict=True):
             yield Continuation(*row)
 
 
 def _claim(folder: Path, plan: ContinuationPlan) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     record = folder / "plan.json"
-    wanted = asdict(plan)
+    wanted = json.loads(json.dumps(asdict(plan)))
     if record.exists():
         found = json.loads(record.read_text())
         if found != wanted:
@@ -118,74 +118,69 @@ def _claim(folder: Path, plan: ContinuationPlan) -> None:
                 "choose another cache folder or delete this one."
             )
     else:
-        with _whole_file(record) as file:
+        with whole_file(record) as file:
             file.write(json.dumps(wanted, indent=1).encode())
 
 
-def _batches(prompts: list[list[int]], batch_size: int) -> list[list[list[int]]]:
-    """Prompts of like length share a batch, since padding is work for nothing."""
-    ordered = sorted(prompts, key=len)
-    return [ordered[i : i + batch_size] for i in range(0, len(ordered), batch_size)]
-
-
-def _continue(
-    batch: list[list[int]],
-    plan: ContinuationPlan,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-) -> list[Continuation]:
-    padded = tokenizer.pad({"input_ids": batch}, padding_side="left", return_tensors="pt")
-    top = _TopLogits()
-    sampling: dict[str, Any] = {"do_sample": False}
-    if plan.temperature > 0:
-        sampling = {"do_sample": True, "temperature": plan.temperature, "top_k": 0, "top_p": 1.0}
-    with torch.inference_mode():
-        output = model.generate(
-            input_ids=padded["input_ids"].to(model.device),
-            attention_mask=padded["attention_mask"].to(model.device),
-            max_new_tokens=plan.max_new_tokens,
-            logits_processor=LogitsProcessorList([top]),
-            pad_token_id=tokenizer.pad_token_id,
-            **sampling,
-        )
-    generated = output[:, padded["input_ids"].shape[1] :].cpu().numpy().astype(np.int32)
-    ends = sorted(id_set(model.generation_config.eos_token_id))
-    top_ids = torch.stack(top.ids, dim=1).cpu().numpy()
-    top_logs = torch.stack(top.log_probabilities, dim=1).to(torch.float16).cpu().numpy()
-    rows = []
-    for row, prompt in enumerate(batch):
-        stops = np.flatnonzero(np.isin(generated[row], ends))
-        length = int(stops[0]) + 1 if stops.size else generated.shape[1]
-        rows.append(
-            Continuation(
-                np.asarray(prompt, dtype=np.int32),
-                generated[row, :length],
-                top_ids[row, :length],
-                top_logs[row, :length],
-            )
-        )
-    return rows
-
-
-def _write_shard(path: Path, rows: list[Continuation]) -> None:
-    with _whole_file(path) as file:
+def _write_text(
+    path: Path, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]
+) -> None:
+    with whole_file(path) as file:
         np.savez(
             file,
-            prompt_ends=np.cumsum([len(row.prompt_ids) for row in rows]),
-            token_ends=np.cumsum([len(row.token_ids) for row in rows]),
-            prompt_ids=np.concatenate([row.prompt_ids for row in rows]),
-            token_ids=np.concatenate([row.token_ids for row in rows]),
-            top_ids=np.concatenate([row.top_ids for row in rows]),
-            top_log_probabilities=np.concatenate([row.top_log_probabilities for row in rows]),
+            prompt_ends=np.cumsum([len(ids) for ids in prompts]),
+            token_ends=np.cumsum([len(ids) for ids in answers]),
+            prompt_ids=np.concatenate([np.asarray(ids, np.int32) for ids in prompts]),
+            token_ids=np.concatenate([np.asarray(ids, np.int32) for ids in answers]),
         )
 
 
-@contextlib.contextmanager
-def _whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file that is there under its name only once it is complete."""
-    partial = path.with_suffix(".partial")
-    with partial.open("wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+def _read_text(
+    path: Path,
+) -> tuple[list[npt.NDArray[np.int32]], list[npt.NDArray[np.int32]]]:
+    with np.load(path, allow_pickle=False) as arrays:
+        prompts = np.split(arrays["prompt_ids"], arrays["prompt_ends"][:-1])
+        answers = np.split(arrays["token_ids"], arrays["token_ends"][:-1])
+    return prompts, answers
+
+
+def _write_thoughts(text: Path, plan: ContinuationPlan, target: Target) -> None:
+    """Write the states first: where the top logits are, the shard is complete."""
+    thoughts = [_thought(target, p, a) for p, a in zip(*_read_text(text), strict=True)]
+    top_ids, top_logs, features = zip(*thoughts, strict=True)
+    if plan.taps:
+        with whole_file(_features(text)) as file:
+            np.save(file, np.concatenate(features))
+    with whole_file(_thoughts(text)) as file:
+        np.savez(
+            file, top_ids=np.concatenate(top_ids), top_log_probabilities=np.concatenate(top_logs)
+        )
+
+
+@torch.inference_mode()
+def _thought(
+    target: Target, prompt: npt.NDArray[np.int32], answer: npt.NDArray[np.int32]
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float16], npt.NDArray[np.float16]]:
+    """Return the top logits at each token of the answer, and the states of all tokens."""
+    cache, decoder = target.cache, target.decoder
+    cache.truncate(0)
+    token_ids = [*prompt.tolist(), *answer.tolist()]
+    passes = range(0, len(token_ids), _ROWS)
+    hidden = torch.cat([decoder.forward(token_ids[i : i + _ROWS], cache) for i in passes])
+    logits = decoder.logits(hidden[len(prompt) - 1 : -1])
+    top = logits.topk(TOP_LOGITS, dim=-1)
+    logs = top.values - logits.logsumexp(dim=-1, keepdim=True)
+    features = torch.empty(0) if cache.features is None else cache.features[: len(token_ids)]
+    return (
+        top.indices.to(torch.int32).cpu().numpy(),
+        logs.to(torch.float16).cpu().numpy(),
+        features.to(torch.float16).cpu().numpy().copy(),
+    )
+
+
+def _thoughts(text: Path) -> Path:
+    return text.with_name(text.name.replace("text-", "top-"))
+
+
+def _features(text: Path) -> Path:
+    return text.with_name(text.name.replace("text-", "features-")).with_suffix(".npy")

@@ -1,7 +1,8 @@
-"""Cached continuations as training examples for a draft's head."""
+"""Cached continuations as training examples, and how batches are made of them."""
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import islice
 from typing import TypedDict
 
 import numpy as np
@@ -12,22 +13,30 @@ from memspec_core.training.continuations import Continuation
 
 _HEAD_BLOCK = 16
 
+Batch = dict[str, torch.Tensor]
 
-def frequent_tokens(continuations: Sequence[Continuation], count: int) -> torch.Tensor:
-    """Return the most frequent tokens of the target's text [m], in ascending order.
 
-    m is `count`, or what there is, cut to the multiple of 16 that the 4-bit kernel takes.
+def head_tokens(
+    continuations: Sequence[Continuation], count: int, vocabulary_size: int
+) -> torch.Tensor:
+    """Return the tokens that a draft's head covers [m], in ascending order.
+
+    The most frequent of prompts and answers come first; then the lowest, since a tokenizer's
+    vocabulary begins with the most frequent. m is `count`, or what there is, cut to the multiple of
+    16 that the 4-bit kernel takes.
     """
     counts: Counter[int] = Counter()
     for continuation in continuations:
         counts.update(continuation.token_ids.tolist())
-    kept = min(count, len(counts))
+        counts.update(continuation.prompt_ids.tolist())
+    kept = min(count, vocabulary_size)
     kept -= kept % _HEAD_BLOCK if kept >= _HEAD_BLOCK else 0
-    return torch.tensor(sorted(token for token, _ in counts.most_common(kept)))
+    ranked = dict.fromkeys([*(token for token, _ in counts.most_common()), *range(vocabulary_size)])
+    return torch.tensor(sorted(islice(ranked, kept)))
 
 
 class Example(TypedDict):
-    """One continuation with the tokens that a draft reads; Trainer groups by their number."""
+    """One continuation with its tokens; Trainer groups by their number."""
 
     input_ids: npt.NDArray[np.int32]
     continuation: Continuation
@@ -44,42 +53,69 @@ class Examples(torch.utils.data.Dataset[Example]):
         return len(self._continuations)
 
     def __getitem__(self, index: int) -> Example:
-        """Return one continuation; its last token is predicted but never read."""
+        """Return one continuation."""
         continuation = self._continuations[index]
-        read = np.concatenate((continuation.prompt_ids, continuation.token_ids[:-1]))
-        return {"input_ids": read, "continuation": continuation}
+        tokens = np.concatenate((continuation.prompt_ids, continuation.token_ids))
+        return {"input_ids": tokens, "continuation": continuation}
 
 
 class Collator:
-    """Makes a padded batch of continuations, with the target's top tokens as head outputs."""
+    """Makes batches of continuations, with the target's top tokens as outputs of a draft's head."""
 
     def __init__(self, head_token_ids: torch.Tensor, vocabulary_size: int) -> None:
         self._output_of = np.full(vocabulary_size, -1, dtype=np.int64)
-        self._output_of[head_token_ids.numpy()] = np.arange(len(head_token_ids))
+        self._output_of[head_token_ids.cpu().numpy()] = np.arange(len(head_token_ids))
 
-    def __call__(self, batch: Sequence[Example]) -> dict[str, torch.Tensor]:
-        """Return the arguments of `TruncatedDraft.forward`."""
-        sequences = [example["input_ids"] for example in batch]
+    def __call__(self, batch: Sequence[Example]) -> Batch:
+        """Return the arguments of the model's forward."""
+        raise NotImplementedError
+
+    def _top(self, batch: Sequence[Example]) -> Batch:
         continuations = [example["continuation"] for example in batch]
+        logs = np.concatenate([c.top_log_probabilities for c in continuations])
+        index = self._output_of[np.concatenate([c.top_ids for c in continuations])]
+        return {
+            "top_index": torch.from_numpy(index),
+            "top_probability": torch.from_numpy(np.exp(logs.astype(np.float32))),
+        }
+
+
+class PaddedCollator(Collator):
+    """Batches of `TruncatedDraft`: sequences side by side."""
+
+    def __call__(self, batch: Sequence[Example]) -> Batch:
+        """Return the arguments of `TruncatedDraft.forward`."""
+        # The last token is predicted but never read.
+        sequences = [example["input_ids"][:-1] for example in batch]
         length = max(map(len, sequences))
         input_ids = np.zeros((len(batch), length), dtype=np.int64)
         mask = np.zeros((len(batch), length), dtype=np.int64)
         rows = []
-        for index, (continuation, sequence) in enumerate(
-            zip(continuations, sequences, strict=True)
-        ):
+        for index, (example, sequence) in enumerate(zip(batch, sequences, strict=True)):
             input_ids[index, : len(sequence)] = sequence
             mask[index, : len(sequence)] = 1
-            first = len(continuation.prompt_ids) - 1
+            first = len(example["continuation"].prompt_ids) - 1
             rows.append(index * length + np.arange(first, len(sequence)))
-        top_index = self._output_of[np.concatenate([c.top_ids for c in continuations])]
-        top_log = np.concatenate([c.top_log_probabilities for c in continuations]).astype(
-            np.float32
-        )
         return {
             "input_ids": torch.from_numpy(input_ids),
             "attention_mask": torch.from_numpy(mask),
             "rows": torch.from_numpy(np.concatenate(rows)),
-            "top_index": torch.from_numpy(top_index),
-            "top_probability": torch.from_numpy(np.exp(top_log)),
+            **self._top(batch),
+        }
+
+
+class PackedCollator(Collator):
+    """Batches of `FeatureDraft`: sequences one after the other."""
+
+    def __call__(self, batch: Sequence[Example]) -> Batch:
+        """Return the arguments of `FeatureDraft.forward`."""
+        features = [example["continuation"].features for example in batch]
+        prompts = [len(example["continuation"].prompt_ids) for example in batch]
+        tokens = np.concatenate([example["input_ids"] for example in batch]).astype(np.int64)
+        return {
+            "token_ids": torch.from_numpy(tokens),
+            "features": torch.from_numpy(np.concatenate([f for f in features if f is not None])),
+            "lengths": torch.tensor([len(example["input_ids"]) for example in batch]),
+            "prompt_lengths": torch.tensor(prompts),
+            **self._top(batch),
         }

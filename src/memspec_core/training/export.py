@@ -9,13 +9,23 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from memspec_core.models.draft import HEAD_TOKENS, INDEPENDENT, MANIFEST, WEIGHTS, Manifest
+from memspec_core.models.draft import (
+    FUSE_FEATURES,
+    FUSE_INPUT,
+    HEAD_TOKENS,
+    MANIFEST,
+    WEIGHTS,
+    Manifest,
+)
 from memspec_core.models.quantised import round_to_int4
 from memspec_core.models.safetensors_files import pack_codes
-from memspec_core.models.sources import FINAL_NORM
+from memspec_core.models.sources import EMBEDDING, FINAL_NORM
+from memspec_core.training.feature import FeatureDraft
 from memspec_core.training.truncated import TruncatedDraft
 
 CARD = "README.md"
+
+Draft = TruncatedDraft | FeatureDraft
 
 
 @dataclass(frozen=True)
@@ -23,14 +33,16 @@ class Provenance:
     """What a draft was made from; `card` goes into manifest and model card as it is."""
 
     name: str
+    kind: str
     layers: tuple[int, ...]
+    taps: tuple[int, ...]
     context_tokens: int
     target_sha256: str
     tokenizer_sha256: str
     card: dict[str, Any]
 
 
-def export_draft(model: TruncatedDraft, provenance: Provenance, folder: Path) -> Manifest:
+def export_draft(model: Draft, provenance: Provenance, folder: Path) -> Manifest:
     """Write a draft folder; one that is there already is replaced only by a whole new one."""
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -38,9 +50,10 @@ def export_draft(model: TruncatedDraft, provenance: Provenance, folder: Path) ->
     save_file(_tensors(model), partial / WEIGHTS)
     manifest = Manifest(
         name=provenance.name,
-        kind=INDEPENDENT,
+        kind=provenance.kind,
         layers=provenance.layers,
-        hidden_size=model.body.config.hidden_size,
+        taps=provenance.taps,
+        hidden_size=model.head_rows.shape[1],
         head_tokens=len(model.head_token_ids),
         context_tokens=provenance.context_tokens,
         weights_sha256=sha256((partial / WEIGHTS).read_bytes()).hexdigest(),
@@ -55,19 +68,30 @@ def export_draft(model: TruncatedDraft, provenance: Provenance, folder: Path) ->
     return manifest
 
 
-def _tensors(model: TruncatedDraft) -> dict[str, torch.Tensor]:
+def _tensors(model: Draft) -> dict[str, torch.Tensor]:
     tensors = {HEAD_TOKENS: model.head_token_ids.cpu().to(torch.int32)}
-    tensors[FINAL_NORM] = model.body.norm.weight.detach().cpu().float()
-    for name, value in model.body.layers.state_dict().items():
-        stem = f"layers.{name}".replace(".parametrizations.weight.original", ".weight")
-        if stem == f"layers.{name}":
+    for name, value in model.state_dict().items():
+        stem, rounded = _stored_name(name)
+        if rounded:
+            weight = round_to_int4(value)
+            tensors[f"{stem}.codes"] = pack_codes(weight.codes).cpu().contiguous()
+            tensors[f"{stem}.scale"] = weight.scale.bfloat16().cpu().contiguous()
+            tensors[f"{stem}.minimum"] = weight.minimum.bfloat16().cpu().contiguous()
+        elif stem != EMBEDDING:
             tensors[stem] = value.detach().cpu().float()
-            continue
-        rounded = round_to_int4(value)
-        tensors[f"{stem}.codes"] = pack_codes(rounded.codes).cpu().contiguous()
-        tensors[f"{stem}.scale"] = rounded.scale.bfloat16().cpu().contiguous()
-        tensors[f"{stem}.minimum"] = rounded.minimum.bfloat16().cpu().contiguous()
     return tensors
+
+
+def _stored_name(name: str) -> tuple[str, bool]:
+    """Return the name that a weight of a model has in a draft's file, and whether it is rounded."""
+    stem = name.removeprefix("body.").replace(".parametrizations.weight.original", ".weight")
+    rounded = ".parametrizations." in name
+    names = {
+        "norm": FINAL_NORM,
+        "fuse_features.weight": FUSE_FEATURES,
+        "fuse_input.weight": FUSE_INPUT,
+    }
+    return names.get(stem, stem), rounded
 
 
 def _model_card(manifest: Manifest) -> str:
@@ -77,15 +101,18 @@ def _model_card(manifest: Manifest) -> str:
         for source in card["prompt_sources"]
     )
     figures = "\n".join(f"- {key}: {value}" for key, value in card["training"].items())
+    reads = f", over its states after layers {list(manifest.taps)}" if manifest.taps else ""
+    base = f" It started from the weights of the draft `{card['base']}`." if card["base"] else ""
     return f"""# Draft `{manifest.name}`
 
 A draft model for speculative decoding with **{card["target"]}**, made by `memspec distill`.
-Kind: {manifest.kind}; layers {list(manifest.layers)} of the target, its embedding, and its head
-over {manifest.head_tokens} frequent tokens (both shared with the target, so not stored here).
+Kind: {manifest.kind}; layers {list(manifest.layers)} of the target{reads}, its embedding, and its
+head over {manifest.head_tokens} tokens (both shared with the target, so not stored here).
 Linear weights are stored at 4 bits in groups of 32. Licence: {card["license"]}.
 
-It was trained on continuations that the target itself gave to the prompts below; no text of the
-prompts is stored here. It proposes tokens only: what is generated is the target's own.
+It was trained on {card["text"]["tokens"]} tokens that the target itself gave to prompts of the
+sources below; no text of the prompts is stored here. It proposes tokens only: what is generated is
+the target's own.{base}
 
 ## Prompt sources
 
@@ -97,6 +124,6 @@ prompts is stored here. It proposes tokens only: what is generated is the target
 
 {figures}
 
-"Agreement" is the share of positions of held-out text (prompts not trained on) at which the
-draft's most probable token is the target's.
+"accepted" is how many proposals in a row the target would take, on average over held-out text
+(prompts not trained on); of an independent draft only the first proposal counts.
 """

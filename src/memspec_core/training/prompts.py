@@ -2,10 +2,14 @@
 
 import hashlib
 import json
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from memspec_core.errors import PromptFileError
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -17,28 +21,51 @@ class Prompt:
     license: str = "unknown"
 
 
-def read_prompts(path: Path) -> list[Prompt]:
+@dataclass(frozen=True)
+class PromptSet:
+    """The prompts of one file, usually of one domain."""
+
+    name: str
+    texts: tuple[str, ...]
+
+
+def read_prompts(path: Path, *, skip_broken: bool = False) -> list[Prompt]:
     """Read the prompts of a JSONL file in their order, each text once.
 
     Raises `PromptFileError`, which names the file and the line, for a file that cannot be read
-    and for a line that is not a JSON object with a non-empty string `prompt`.
+    and, unless these are to be skipped, which is logged, for a line that is not a JSON object
+    with a non-empty string `prompt`.
     """
     try:
         # Not `str.splitlines()`: prompts may hold U+2028, which is no end of line in JSONL.
         with path.open(encoding="utf-8") as lines:
-            prompts = [
-                _parse(line, f"{path}, line {number}")
+            found = [
+                _parse(line, f"{path}, line {number}", skip_broken=skip_broken)
                 for number, line in enumerate(lines, start=1)
                 if line.strip()
             ]
     except (OSError, UnicodeDecodeError) as error:
         raise PromptFileError(f"Cannot read the prompt file {path}: {error}.") from error
+    prompts = [prompt for prompt in found if prompt is not None]
     if not prompts:
         raise PromptFileError(f"The prompt file {path} holds no prompts.")
     unique: dict[str, Prompt] = {}
     for prompt in prompts:
         unique.setdefault(prompt.text, prompt)
     return list(unique.values())
+
+
+def read_prompt_sets(files: Sequence[Path], count: int | None) -> tuple[PromptSet, ...]:
+    """Read prompt files, `count` prompts of each at even distances; raises `PromptFileError`."""
+    files = list(dict.fromkeys(files))
+    names = _short_names(files)
+    sets = []
+    for name, file in zip(names, files, strict=True):
+        texts = [prompt.text for prompt in read_prompts(file)]
+        taken = min(count or len(texts), len(texts))
+        chosen = tuple(texts[index * len(texts) // taken] for index in range(taken))
+        sets.append(PromptSet(name, chosen))
+    return tuple(sets)
 
 
 def sha256_of_prompts(prompts: list[Prompt]) -> str:
@@ -49,7 +76,26 @@ def sha256_of_prompts(prompts: list[Prompt]) -> str:
     return digest.hexdigest()
 
 
-def _parse(line: str, where: str) -> Prompt:
+def _short_names(files: Sequence[Path]) -> list[str]:
+    """Name files by as many of their last parts as it takes to tell them apart."""
+    parts = [file.with_suffix("").parts for file in files]
+    depth = 1
+    while len({part[-depth:] for part in parts}) < len({*parts}):
+        depth += 1
+    return ["/".join(part[-depth:]) for part in parts]
+
+
+def _parse(line: str, where: str, *, skip_broken: bool) -> Prompt | None:
+    try:
+        return _prompt(line, where)
+    except PromptFileError as error:
+        if not skip_broken:
+            raise
+        _LOG.warning("Left out: %s", error)
+        return None
+
+
+def _prompt(line: str, where: str) -> Prompt:
     try:
         record = json.loads(line)
     except json.JSONDecodeError as error:

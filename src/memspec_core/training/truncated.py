@@ -5,24 +5,18 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.utils import parametrize
 from transformers import AutoModel, PreTrainedModel
 
 from memspec_core.models.quantised import round_to_int4
-
-
-class RoundedToInt4(nn.Module):
-    """A parametrization: the forward sees the rounded weight, the gradient passes straight."""
-
-    def forward(self, weight: torch.Tensor) -> torch.Tensor:
-        """Return the weight as it will be stored."""
-        return weight + (round_to_int4(weight).dequantised() - weight).detach()
+from memspec_core.training.loss import Teaching, agreement_loss
+from memspec_core.training.rounding import trained_at_4_bits
 
 
 class TruncatedDraft(nn.Module):
     """The target's `layers` with its embedding and the rows `head_token_ids` of its head, frozen.
 
-    Linear weights are trained with the 4-bit rounding in the loop.
+    Linear weights are trained with the 4-bit rounding in the loop, under a head that is rounded as
+    decoding rounds it.
     """
 
     def __init__(
@@ -37,7 +31,9 @@ class TruncatedDraft(nn.Module):
         self.register_buffer("head_token_ids", head_token_ids, persistent=False)
         head = target.get_output_embeddings().weight.detach()[head_token_ids]
         self.head_rows: torch.Tensor
-        self.register_buffer("head_rows", head.float(), persistent=False)
+        self.register_buffer(
+            "head_rows", round_to_int4(head.float()).dequantised(), persistent=False
+        )
 
     def forward(
         self,
@@ -47,7 +43,7 @@ class TruncatedDraft(nn.Module):
         top_index: torch.Tensor,
         top_probability: torch.Tensor,
     ) -> dict[str, torch.Tensor]:
-        """Return the loss, and the agreement with the target's most probable token.
+        """Return the loss, and the share of places at which the target would accept the proposal.
 
         `input_ids` and `attention_mask` [batch, length]; `rows` [n]: positions, in the flattened
         batch, that predict a token of the target's text; `top_index` [n, k]: the target's top
@@ -57,16 +53,8 @@ class TruncatedDraft(nn.Module):
         """
         hidden = self.body(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         logits = F.linear(hidden.flatten(0, 1)[rows], self.head_rows.to(hidden.dtype)).float()
-        covered = top_index >= 0
-        weights = torch.where(covered, top_probability, 0.0)
-        mass = weights.sum(dim=-1, keepdim=True)
-        weights = weights / mass.clamp(min=1e-6)
-        log_probabilities = logits.log_softmax(dim=-1).gather(1, top_index.clamp(min=0))
-        per_row = -(weights * log_probabilities).sum(dim=-1)
-        known = mass[:, 0] > 0
-        loss = (per_row * known).sum() / known.sum().clamp(min=1)
-        agreement = (logits.argmax(dim=-1) == top_index[:, 0]).float().mean()
-        return {"loss": loss, "agreement": agreement.detach()}
+        loss, agrees = agreement_loss(logits, Teaching(top_index, top_probability))
+        return {"loss": loss, "accepted": agrees.float().mean()}
 
     def _copy_layers(self, target: PreTrainedModel, layers: Sequence[int]) -> None:
         source = target.get_decoder()
@@ -75,6 +63,4 @@ class TruncatedDraft(nn.Module):
         self.body.norm.load_state_dict(source.norm.state_dict())
         for layer, index in zip(self.body.layers, layers, strict=True):
             layer.load_state_dict(source.layers[index].state_dict())
-            for module in layer.modules():
-                if isinstance(module, nn.Linear):
-                    parametrize.register_parametrization(module, "weight", RoundedToInt4())
+        trained_at_4_bits(self.body.layers)

@@ -115,6 +115,7 @@ class NativeFeatureDecoder(FeatureDecoder):
             *_step_parts(library, self),
             _handle(fuse.features),
             _handle(fuse.input),
+            fuse.embedding_norm,
             [] if ids is None else ids.tolist(),
         )
 

@@ -619,8 +619,7 @@ class Step {
 
   // Feed tokens into the cache from `start` on; it is fp16 [layers, 2 * kv heads, capacity, head
   // size] in the layout of Head. `parents` may be empty, or is that of Shape. `features`, fp16
-  // [positions, taps * hidden], takes the normed residual stream of each row after the layers
-  // `taps`.
+  // [positions, taps * hidden], takes what the layer after each of `taps` reads, or the head.
   torch::Tensor forward(const std::vector<int64_t>& tokens, torch::Tensor cache, int64_t start,
                         const std::vector<int64_t>& parents, int64_t threads,
                         torch::optional<torch::Tensor> features,
@@ -746,20 +745,20 @@ class Step {
       keys += 2 * sizes_.kv_heads * capacity * sizes_.head_size;
       for (size_t tap = 0; tap < taps.layers.size(); ++tap) {
         if (taps.layers[tap] != static_cast<int64_t>(index)) continue;
+        const bool more = index + 1 < layers_.size();
+        const torch::Tensor& next = more ? layers_[index + 1].input_norm : norm_;
         // Nobody waits: the residual stream changes only after the next layer's attention.
         team.share(thread, p.rows, [&](int64_t row) {
           const int64_t place = (p.start + row) * taps.layers.size() + tap;
-          write_feature(p.hidden + row * sizes_.hidden, taps.features + place * sizes_.hidden);
+          write_feature(p.hidden + row * sizes_.hidden, next.const_data_ptr<float>(),
+                        taps.features + place * sizes_.hidden);
         });
       }
     }
   }
 
-  void write_feature(const float* hidden, uint16_t* feature) const {
-    const __m512 factor = _mm512_set1_ps(norm_factor(hidden));
-    for (int64_t i = 0; i < sizes_.hidden; i += 16) {
-      to_half(feature + i, _mm512_mul_ps(_mm512_loadu_ps(hidden + i), factor));
-    }
+  void write_feature(const float* hidden, const float* weight, uint16_t* feature) const {
+    normalise(hidden, weight, [&](int64_t i, __m512 y) { to_half(feature + i, y); });
   }
 
   void run_layer(const Layer& layer, const Pass& p, Team& team, int64_t thread, uint16_t* cache,
@@ -829,17 +828,22 @@ class Step {
     return 1.0f / std::sqrt(mean + static_cast<float>(sizes_.norm_epsilon));
   }
 
+  // Hand out a hidden row, divided by its root mean square, times `weight`.
+  template <class Use>
+  void normalise(const float* hidden, const float* weight, const Use& use) const {
+    const __m512 factor = _mm512_set1_ps(norm_factor(hidden));
+    for (int64_t i = 0; i < sizes_.hidden; i += 16) {
+      const __m512 scaled = _mm512_mul_ps(_mm512_loadu_ps(hidden + i), factor);
+      use(i, _mm512_mul_ps(scaled, _mm512_loadu_ps(weight + i)));
+    }
+  }
+
   void set_normed(Activations& x, const float* hidden, int64_t rows, const torch::Tensor& weight,
                   const Linear& linear) const {
-    const float* w = weight.const_data_ptr<float>();
     float* normed = x.row();
     for (int64_t row = 0; row < rows; ++row) {
-      const float* h = hidden + row * sizes_.hidden;
-      const __m512 factor = _mm512_set1_ps(norm_factor(h));
-      for (int64_t i = 0; i < sizes_.hidden; i += 16) {
-        const __m512 scaled = _mm512_mul_ps(_mm512_loadu_ps(h + i), factor);
-        _mm512_storeu_ps(normed + i, _mm512_mul_ps(scaled, _mm512_loadu_ps(w + i)));
-      }
+      normalise(hidden + row * sizes_.hidden, weight.const_data_ptr<float>(),
+                [&](int64_t i, __m512 y) { _mm512_storeu_ps(normed + i, y); });
       x.set(row, linear);
     }
   }
@@ -1107,13 +1111,17 @@ class FeatureStep : public Step {
   // `head_tokens` names the tokens of the head's outputs; empty where they are all.
   FeatureStep(Sizes sizes, std::vector<Layer> layers, Linear embedding, torch::Tensor norm,
               Linear head, std::vector<double> frequencies, Linear fuse_features,
-              Linear fuse_input, std::vector<int64_t> head_tokens)
+              Linear fuse_input, torch::Tensor embedding_norm, std::vector<int64_t> head_tokens)
       : Step(sizes, std::move(layers), std::move(embedding), norm, std::move(head),
              std::move(frequencies)),
         fuse_features_(std::move(fuse_features)), fuse_input_(std::move(fuse_input)),
-        head_tokens_(std::move(head_tokens)) {
+        embedding_norm_(std::move(embedding_norm)), head_tokens_(std::move(head_tokens)) {
     TORCH_CHECK(fuse_features_.outputs == sizes.hidden && fuse_input_.outputs == sizes.hidden &&
                 fuse_input_.inputs == 2 * sizes.hidden, "the fuse has other sizes");
+    TORCH_CHECK(embedding_norm_.scalar_type() == torch::kFloat32 &&
+                embedding_norm_.is_contiguous() && embedding_norm_.numel() == sizes.hidden,
+                "the embedding's norm");
+    units_.assign(sizes.hidden, 1.0f);
     TORCH_CHECK(head_tokens_.empty() ||
                 static_cast<int64_t>(head_tokens_.size()) == head_.outputs, "the head's tokens");
   }
@@ -1144,7 +1152,7 @@ class FeatureStep : public Step {
     const Shape shape(start, rows, parents);
     const Pass p = begin_pass(shape, start, hidden.mutable_data_ptr<float>());
     Team::run(threads, [&](Team& team, int64_t thread) {
-      fuse(p, team, thread, tokens.data(), states.const_data_ptr<float>());
+      fuse(p, team, thread, tokens.data(), states.const_data_ptr<float>(), weights_of(norm_));
       run_layers(p, team, thread, cache, Taps{});
     });
     return hidden;
@@ -1180,7 +1188,7 @@ class FeatureStep : public Step {
         const int64_t token = most_probable(team, thread, state);
         if (thread == 0) proposed[i] = token;
         if (i + 1 == count) break;
-        fuse(passes[i + 1], team, thread, &token, state);
+        fuse(passes[i + 1], team, thread, &token, state, weights_of(norm_));
         run_layers(passes[i + 1], team, thread, cache, Taps{});
       }
     });
@@ -1225,30 +1233,32 @@ class FeatureStep : public Step {
       x.set(row, fuse_features_);
     }
     apply_all(team, thread, fuse_features_, x, p.rows, fused);
-    fuse(p, team, thread, tokens, fused);
+    fuse(p, team, thread, tokens, fused, units_.data());
     run_layers(p, team, thread, cache, Taps{});
   }
 
-  // Make the rows of a pass out of tokens and of vectors [rows, hidden].
+  // Make the rows of a pass out of tokens and of vectors [rows, hidden], which are normed with
+  // `weight`.
   void fuse(const Pass& p, Team& team, int64_t thread, const int64_t* tokens,
-            const float* vectors) {
+            const float* vectors, const float* weight) {
     Activations& x = workspaces_[thread].x;
     const int64_t hidden = sizes_.hidden;
     x.resize(p.rows, 2 * hidden);
     for (int64_t row = 0; row < p.rows; ++row) {
       copy_row(embedding_, tokens[row], x.row());
-      normalise(x.row(), x.row());
-      normalise(vectors + row * hidden, x.row() + hidden);
+      put_normed(x.row(), weights_of(embedding_norm_), x.row());
+      put_normed(vectors + row * hidden, weight, x.row() + hidden);
       x.set(row, fuse_input_);
     }
     apply_all(team, thread, fuse_input_, x, p.rows, p.hidden);
   }
 
-  void normalise(const float* x, float* out) const {
-    const __m512 factor = _mm512_set1_ps(norm_factor(x));
-    for (int64_t i = 0; i < sizes_.hidden; i += 16) {
-      _mm512_storeu_ps(out + i, _mm512_mul_ps(_mm512_loadu_ps(x + i), factor));
-    }
+  void put_normed(const float* hidden, const float* weight, float* out) const {
+    normalise(hidden, weight, [&](int64_t i, __m512 y) { _mm512_storeu_ps(out + i, y); });
+  }
+
+  static const float* weights_of(const torch::Tensor& norm) {
+    return norm.const_data_ptr<float>();
   }
 
   // The token with the largest logit after a hidden row; of equals the first. All threads get it.
@@ -1289,6 +1299,8 @@ class FeatureStep : public Step {
   }
 
   Linear fuse_features_, fuse_input_;
+  torch::Tensor embedding_norm_;
+  std::vector<float> units_;
   std::vector<int64_t> head_tokens_;
   std::vector<Best> best_;
   Buffer<float> hidden_, fused_;
@@ -1321,7 +1333,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def("logits", &Step::logits, release());
   py::class_<FeatureStep, Step>(module, "FeatureStep")
       .def(py::init<Sizes, std::vector<Layer>, Linear, torch::Tensor, Linear, std::vector<double>,
-                    Linear, Linear, std::vector<int64_t>>())
+                    Linear, Linear, torch::Tensor, std::vector<int64_t>>())
       .def("feed", &FeatureStep::feed, release())
       .def("follow", &FeatureStep::follow, release())
       .def("roll", &FeatureStep::roll, release());

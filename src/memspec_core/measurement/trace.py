@@ -1,0 +1,160 @@
+"""A decoding trace: at each place of the target's answers, what every draft would have got right.
+
+Under greedy decoding the answer does not depend on the draft. So one answer a prompt, and for each
+draft and place the number of its proposals that the target would accept, tell how any choice of
+drafts would have gone; oracles, labels and the simulator are computed from that.
+
+A trace is a folder: `trace.json` says what it was made from, and `trace-NNNNN.npz` hold some
+prompts each, with the arrays
+
+    domains        [p]       the name of the prompt file
+    prompt_ends    [p]       where each prompt ends in prompt_ids
+    answer_ends    [p]       where each answer ends in token_ids, accepted and states
+    prompt_ids     [.]       tokens of the prompts
+    token_ids      [n]       tokens of the answers
+    accepted       [n, d]    with the answer known up to this place: how many proposals of draft d in
+                             a row are the answer's next tokens; `length` are proposed at most
+    matched        [n]       tokens that the lookup matched here, 0 where it found nothing
+    states         [n, h]    the target's last state before this place, normed; only on request
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from memspec_core.errors import CacheMismatchError, TraceError
+from memspec_core.files import whole_file
+
+RECORD = "trace.json"
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class TraceHeader:
+    """What a trace was made from.
+
+    `drafts`: the columns of `accepted`, each with the checksum of its weights, empty for a lookup.
+    `length`: proposals at each place.
+    """
+
+    target_sha256: str
+    prompts_sha256: str
+    drafts: Mapping[str, str]
+    length: int
+    max_new_tokens: int
+    states: bool
+
+
+@dataclass(frozen=True)
+class TracedPrompt:
+    """One prompt with its answer; the arrays are those of the module's description."""
+
+    domain: str
+    prompt_ids: npt.NDArray[np.int32]
+    token_ids: npt.NDArray[np.int32]
+    accepted: npt.NDArray[np.uint8]
+    matched: npt.NDArray[np.uint8]
+    states: npt.NDArray[np.float16] | None = None
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A header with its prompts."""
+
+    header: TraceHeader
+    prompts: Sequence[TracedPrompt]
+
+    @property
+    def drafts(self) -> tuple[str, ...]:
+        """The names of the columns of `accepted`."""
+        return tuple(self.header.drafts)
+
+    @property
+    def domains(self) -> tuple[str, ...]:
+        """The domains in their order."""
+        return tuple(dict.fromkeys(prompt.domain for prompt in self.prompts))
+
+
+def claim_trace(folder: Path, header: TraceHeader) -> None:
+    """Begin a trace, or go on with it; raises `CacheMismatchError` if it is another one's."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if (folder / RECORD).exists():
+        found, wanted = asdict(_read_header(folder)), asdict(header)
+        if found != wanted:
+            differing = ", ".join(sorted(k for k in wanted if found[k] != wanted[k]))
+            raise CacheMismatchError(
+                f"The trace in {folder} was made with another {differing}; choose another folder "
+                "or delete this one."
+            )
+        return
+    with whole_file(folder / RECORD) as file:
+        fields = {"format_version": FORMAT_VERSION} | asdict(header)
+        file.write(json.dumps(fields, indent=1).encode())
+
+
+def part_file(folder: Path, index: int) -> Path:
+    """Return where a part of a trace lies."""
+    return folder / f"trace-{index:05d}.npz"
+
+
+def write_part(path: Path, prompts: Sequence[TracedPrompt]) -> None:
+    """Write some prompts, whole or not at all."""
+    states = [prompt.states for prompt in prompts if prompt.states is not None]
+    with whole_file(path) as file:
+        np.savez_compressed(
+            file,
+            domains=np.array([prompt.domain for prompt in prompts]),
+            prompt_ends=np.cumsum([len(prompt.prompt_ids) for prompt in prompts]),
+            answer_ends=np.cumsum([len(prompt.token_ids) for prompt in prompts]),
+            prompt_ids=np.concatenate([prompt.prompt_ids for prompt in prompts]),
+            token_ids=np.concatenate([prompt.token_ids for prompt in prompts]),
+            accepted=np.concatenate([prompt.accepted for prompt in prompts]),
+            matched=np.concatenate([prompt.matched for prompt in prompts]),
+            **({"states": np.concatenate(states)} if states else {}),
+        )
+
+
+def read_trace(folder: Path, target_sha256: str = "") -> Trace:
+    """Read a trace; raises `TraceError` if there is none, or one of another target than asked."""
+    header = _read_header(folder)
+    if target_sha256 and header.target_sha256 != target_sha256:
+        raise TraceError(
+            f"The trace in {folder} was made with another target (checksum "
+            f"{header.target_sha256[:12]}, not {target_sha256[:12]}); make one with memspec trace."
+        )
+    parts = sorted(folder.glob("trace-*.npz"))
+    prompts = [prompt for part in parts for prompt in _read_part(part)]
+    if not prompts:
+        raise TraceError(f"The trace in {folder} holds no prompts yet; go on with memspec trace.")
+    return Trace(header, prompts)
+
+
+def _read_header(folder: Path) -> TraceHeader:
+    path = folder / RECORD
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        version = fields.pop("format_version")
+        header = TraceHeader(**fields)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise TraceError(f"{path} is not the record of a trace: {error!r}.") from error
+    if version != FORMAT_VERSION:
+        raise TraceError(f"{path} has format {version}; {FORMAT_VERSION} is supported.")
+    return header
+
+
+def _read_part(path: Path) -> Iterator[TracedPrompt]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = dict(file)
+        ends = arrays["answer_ends"][:-1]
+        prompts = np.split(arrays["prompt_ids"], arrays["prompt_ends"][:-1])
+        columns = [np.split(arrays[name], ends) for name in ("token_ids", "accepted", "matched")]
+        states = np.split(arrays["states"], ends) if "states" in arrays else [None] * len(prompts)
+        rows = zip(arrays["domains"].tolist(), prompts, *columns, states, strict=True)
+        yield from (TracedPrompt(*row) for row in rows)
+    except (OSError, ValueError, KeyError) as error:
+        raise TraceError(f"{path} is damaged ({error}); delete it and go on with it.") from error
