@@ -112,14 +112,18 @@ def distilled(
     folder = tmp_path_factory.mktemp("drafts") / "distilled"
     provenance = Provenance(
         name="distilled",
+        kind="independent",
         layers=(0,),
+        taps=(),
         context_tokens=256,
         target_sha256=target.checkpoint.sha256(),
         tokenizer_sha256=target.tokenizer.sha256(),
         card={
             "target": "target",
             "license": "Apache-2.0",
+            "base": "",
             "prompt_sources": [{"source": "none", "license": "none", "prompts": 0}],
+            "text": {"tokens": 0},
             "training": {"steps": 0},
         },
     )

@@ -1,20 +1,36 @@
 """A bar for work that takes long, with the time that is left."""
 
-import sys
 from types import TracebackType
 
-from tqdm import tqdm
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.progress import Progress as Bars
 
 
 class Progress:
-    """One bar at a time on the standard error, a new one for each thing that is being done."""
+    """One bar on the standard error for each thing that is being done."""
 
     def __init__(self) -> None:
-        self._what = ""
-        self._bar: tqdm[None] | None = None
+        self._bars = Bars(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+        )
+        self._tasks: dict[str, TaskID] = {}
 
     def __enter__(self) -> "Progress":
         """Show nothing yet."""
+        self._bars.start()
         return self
 
     def __exit__(
@@ -23,16 +39,11 @@ class Progress:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Leave the last bar as it is."""
-        if self._bar is not None:
-            self._bar.close()
+        """Leave the bars as they are."""
+        self._bars.stop()
 
     def show(self, what: str, done: int, total: int) -> None:
         """Say what is being done, how much of it is done, and how much there is."""
-        if self._bar is None or what != self._what:
-            if self._bar is not None:
-                self._bar.close()
-            # What was there before must not count as done in no time.
-            self._bar = tqdm(desc=what, total=total, initial=done, file=sys.stderr, mininterval=1.0)
-            self._what = what
-        self._bar.update(done - self._bar.n)
+        if what not in self._tasks:
+            self._tasks[what] = self._bars.add_task(what, total=total)
+        self._bars.update(self._tasks[what], completed=done)

@@ -208,8 +208,8 @@ def _fewest(gained: Gains, interval: int) -> int:
 
 
 def _rate(walked: Walk, places: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    tokens: npt.NDArray[np.float64] = walked.tokens[places].sum(axis=-1)
-    return tokens / walked.iterations[places].sum(axis=-1)
+    tokens = walked.tokens[places].sum(axis=-1)
+    return np.asarray(tokens / walked.iterations[places].sum(axis=-1), dtype=np.float64)
 
 
 def _interval(

@@ -8,7 +8,6 @@ alike.
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from memspec_core.errors import MeasurementError, PromptFileError
 from memspec_core.evaluation.limit import (

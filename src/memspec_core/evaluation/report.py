@@ -1,6 +1,6 @@
 """The figures of a benchmark as plain text."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 
 def aligned(rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Yield the lines of a table with columns as wide as they must be."""
     table_rows = list(rows)
     widths = [max(map(len, column)) for column in zip(*table_rows, strict=True)]
     for row in table_rows:

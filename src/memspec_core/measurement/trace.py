@@ -12,8 +12,8 @@ prompts each, with the arrays
     answer_ends    [p]       where each answer ends in token_ids, accepted and states
     prompt_ids     [.]       tokens of the prompts
     token_ids      [n]       tokens of the answers
-    accepted       [n, d]    with the answer known up to this place: how many proposals of draft d in
-                             a row are the answer's next tokens; `length` are proposed at most
+    accepted       [n, d]    with the answer known up to this place: how many proposals of draft d
+                             in a row are the answer's next tokens, of `length` at most
     matched        [n]       tokens that the lookup matched here, 0 where it found nothing
     states         [n, h]    the target's last state before this place, normed; only on request
 """
@@ -22,6 +22,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -156,5 +157,5 @@ def _read_part(path: Path) -> Iterator[TracedPrompt]:
         states = np.split(arrays["states"], ends) if "states" in arrays else [None] * len(prompts)
         rows = zip(arrays["domains"].tolist(), prompts, *columns, states, strict=True)
         yield from (TracedPrompt(*row) for row in rows)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, EOFError, ValueError, KeyError, BadZipFile) as error:
         raise TraceError(f"{path} is damaged ({error}); delete it and go on with it.") from error

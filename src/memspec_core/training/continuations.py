@@ -15,9 +15,9 @@ import numpy.typing as npt
 import torch
 
 from memspec_core.errors import CacheMismatchError
+from memspec_core.files import whole_file
 from memspec_core.models.target import Target
 from memspec_core.training.answers import Answering
-from memspec_core.files import whole_file
 
 TOP_LOGITS = 16
 PROMPTS_A_SHARD = 32
