@@ -1,10 +1,12 @@
 """Tokens a second through the action over the core's own, in one run.
 
-    python benchmarks/action_overhead.py [--repeats 9] [--tokens 128]
+    python benchmarks/action_overhead.py [--repeats 9] [--tokens 128] [--stream-period 0.05]
 
 The core runs in this process, the node in one of its own; the same prompt goes through both in
-turn. Wall time counts from the submission to the result, tokens a second as both report it.
-Prints one JSON object: medians, and the ratio's median and range over the pairs.
+turn. Reported are the tokens over the seconds within iterations; wall time counts from the
+submission to the result, and what it holds beside those seconds (the prompt, the goal's start and
+end, publishing) weighs more the shorter the answer is. Prints one JSON object: medians, and the
+ratio's median and range over the pairs; tokens are those generated.
 """
 
 import argparse
@@ -17,6 +19,7 @@ import subprocess
 import sys
 import threading
 import time
+from typing import Any, NamedTuple
 
 import rclpy
 
@@ -24,8 +27,17 @@ from memspec_core import GenerationRequest, Runtime, Settings
 from memspec_msgs.action import Generate
 from memspec_ros.client import NodeClient
 
-PROMPT = "Explain in a few sentences how a robot can find its way through a building."
+PROMPT = "Explain in detail how a robot can find its way through a building."
 LOAD_SECONDS = 300.0
+
+
+class Run(NamedTuple):
+    """One answer: its tokens, tokens a second (reported, wall), and seconds beside iterations."""
+
+    tokens: int
+    reported: float
+    wall: float
+    beside_seconds: float
 
 
 def main() -> int:
@@ -33,8 +45,10 @@ def main() -> int:
     arguments = _arguments()
     os.environ["ROS_DOMAIN_ID"] = str(random.randrange(1, 102))
     os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "LOCALHOST"
-    node = subprocess.Popen([sys.executable, "-m", "memspec_ros.node"])
+    parameters = ("--ros-args", "-p", f"stream_period:={arguments.stream_period}")
+    node = subprocess.Popen([sys.executable, "-m", "memspec_ros.node", *parameters])
     rclpy.init()
+    what = (arguments.prompt, arguments.tokens)
     client = NodeClient("/memspec", threading.Event(), lambda: node.poll() is not None)
     runtime = Runtime(Settings.from_parameters())
     try:
@@ -45,7 +59,7 @@ def main() -> int:
         runtime.load()
         runtime.open()
         pairs = [
-            (_through_core(runtime, arguments.tokens), _through_action(client, arguments.tokens))
+            (_through_core(runtime, *what), _through_action(client, *what))
             for _ in range(arguments.repeats + 1)
         ][1:]
     finally:
@@ -54,38 +68,46 @@ def main() -> int:
         rclpy.try_shutdown()
         node.send_signal(signal.SIGINT)
         node.wait()
-    print(json.dumps(_report(pairs, arguments.tokens)))
+    print(json.dumps(_report(pairs)))
     return 0
 
 
-def _through_core(runtime: Runtime, tokens: int) -> tuple[float, float]:
-    """Return reported and wall tokens a second."""
+def _through_core(runtime: Runtime, prompt: str, tokens: int) -> Run:
     started = time.perf_counter()
-    result = runtime.submit(GenerationRequest(prompt=PROMPT, max_new_tokens=tokens)).result()
-    seconds = time.perf_counter() - started
-    return result.stats.tokens_per_second, len(result.token_ids) / seconds
+    result = runtime.submit(GenerationRequest(prompt=prompt, max_new_tokens=tokens)).result()
+    return _run(result.stats, time.perf_counter() - started)
 
 
-def _through_action(client: NodeClient, tokens: int) -> tuple[float, float]:
-    goal = Generate.Goal(prompt=PROMPT, max_new_tokens=tokens)
+def _through_action(client: NodeClient, prompt: str, tokens: int) -> Run:
+    goal = Generate.Goal(prompt=prompt, max_new_tokens=tokens)
     started = time.perf_counter()
-    result = client.generate(goal, lambda text: None).result
-    seconds = time.perf_counter() - started
-    return result.stats.tokens_per_second, len(result.token_ids) / seconds
+    stats = client.generate(goal, lambda text: None).result.stats
+    return _run(stats, time.perf_counter() - started)
 
 
-def _report(
-    pairs: list[tuple[tuple[float, float], tuple[float, float]]], tokens: int
-) -> dict[str, object]:
-    report: dict[str, object] = {"pairs": len(pairs), "tokens": tokens}
-    for index, what in enumerate(("reported", "wall")):
-        ratios = sorted(action[index] / core[index] for core, action in pairs)
+def _run(stats: Any, seconds: float) -> Run:
+    tokens, rate = stats.generated_tokens, stats.tokens_per_second
+    return Run(tokens, rate, tokens / seconds, seconds - tokens / rate)
+
+
+def _report(pairs: list[tuple[Run, Run]]) -> dict[str, object]:
+    report: dict[str, object] = {
+        "pairs": len(pairs),
+        "tokens": statistics.median(action.tokens for _, action in pairs),
+    }
+    for what in ("reported", "wall"):
+        rates = [(getattr(core, what), getattr(action, what)) for core, action in pairs]
+        ratios = sorted(action / core for core, action in rates)
         report[what] = {
-            "core_tokens_per_second": round(statistics.median(c[index] for c, _ in pairs), 2),
-            "action_tokens_per_second": round(statistics.median(a[index] for _, a in pairs), 2),
+            "core_tokens_per_second": round(statistics.median(core for core, _ in rates), 2),
+            "action_tokens_per_second": round(statistics.median(action for _, action in rates), 2),
             "ratio": round(statistics.median(ratios), 4),
             "ratio_range": [round(ratios[0], 4), round(ratios[-1], 4)],
         }
+    report["seconds_beside_iterations"] = {
+        "core": round(statistics.median(core.beside_seconds for core, _ in pairs), 4),
+        "action": round(statistics.median(action.beside_seconds for _, action in pairs), 4),
+    }
     return report
 
 
@@ -93,6 +115,8 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--prompt", default=PROMPT)
+    parser.add_argument("--stream-period", type=float, default=0.05)
     return parser.parse_args()
 
 

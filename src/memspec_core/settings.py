@@ -197,6 +197,15 @@ PARAMETERS: tuple[Parameter, ...] = (
         maximum=1_000_000,
     ),
     Parameter(
+        "stream_period",
+        0.05,
+        "Seconds within which iterations share one feedback message and one chunk of ~/tokens; 0 "
+        "sends each iteration by itself. A goal keeps the period that it began with.",
+        minimum=0.0,
+        maximum=1.0,
+        read_only=False,
+    ),
+    Parameter(
         "diagnostics_period",
         1.0,
         "Seconds between two messages on /diagnostics.",
@@ -252,6 +261,7 @@ class Settings:
     context_tokens: int
     max_prompt_tokens: int
     default_max_new_tokens: int
+    stream_period: float
     diagnostics_period: float
     fallback_warn_ratio: float
     autostart: bool

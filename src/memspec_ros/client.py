@@ -83,7 +83,12 @@ class NodeClient:
         self.node_name = node_name
         self._interrupted = interrupted
         self._gone = gone
-        self._node = rclpy.create_node(f"memspec_client_{os.getpid()}", use_global_arguments=False)
+        # Each service of its own is one thing more to look at whenever a message wakes the client.
+        self._node = rclpy.create_node(
+            f"memspec_client_{os.getpid()}",
+            use_global_arguments=False,
+            start_parameter_services=False,
+        )
         self._action = ActionClient(self._node, Generate, f"{node_name}/generate")
         self._get_state = self._node.create_client(GetState, f"{node_name}/get_state")
         self._change_state = self._node.create_client(ChangeState, f"{node_name}/change_state")

@@ -3,7 +3,6 @@
 from builtin_interfaces.msg import Duration, Time
 from unique_identifier_msgs.msg import UUID
 
-from memspec_core.iteration import Iteration
 from memspec_core.request import (
     ChatMessage,
     DraftUsage,
@@ -19,6 +18,7 @@ from memspec_msgs.msg import ChatMessage as ChatMessageMessage
 from memspec_msgs.msg import DraftInfo, RuntimeStatus, TokenChunk
 from memspec_msgs.msg import DraftUsage as DraftUsageMessage
 from memspec_msgs.msg import GenerationStats as GenerationStatsMessage
+from memspec_ros.coalescing import Piece
 
 
 def request_from_goal(goal: Generate.Goal) -> GenerationRequest:
@@ -63,29 +63,30 @@ def duration_from_seconds(seconds: float) -> Duration:
     return Duration(sec=whole, nanosec=min(999_999_999, int((seconds - whole) * 1e9)))
 
 
-def feedback_from_iteration(iteration: Iteration, tokens_per_second: float) -> Generate.Feedback:
-    """Return what the client of a goal hears of an iteration."""
+def feedback_from_piece(piece: Piece, tokens_per_second: float) -> Generate.Feedback:
+    """Return what the client of a goal hears of a piece."""
     return Generate.Feedback(
-        sequence=iteration.sequence,
-        text=iteration.text,
-        generated_tokens=iteration.generated_tokens,
-        draft=iteration.draft,
-        fallback=iteration.fallback,
+        sequence=piece.sequence,
+        text=piece.text,
+        generated_tokens=piece.newest.generated_tokens,
+        draft=piece.newest.draft,
+        fallback=piece.newest.fallback,
         tokens_per_second=float(tokens_per_second),
     )
 
 
-def chunk_from_iteration(goal_id: UUID, iteration: Iteration, stamp: Time) -> TokenChunk:
-    """Return what the topic of tokens hears of an iteration."""
+def chunk_from_piece(goal_id: UUID, piece: Piece, stamp: Time) -> TokenChunk:
+    """Return what the topic of tokens hears of a piece."""
+    newest = piece.newest
     chunk = TokenChunk(
         goal_id=goal_id,
-        sequence=iteration.sequence,
-        text=iteration.text,
-        token_ids=list(iteration.token_ids),
-        draft=iteration.draft,
-        fallback=iteration.fallback,
-        last=iteration.finish_reason is not None,
-        finish_reason=int(iteration.finish_reason or 0),
+        sequence=piece.sequence,
+        text=piece.text,
+        token_ids=piece.token_ids,
+        draft=newest.draft,
+        fallback=newest.fallback,
+        last=newest.finish_reason is not None,
+        finish_reason=int(newest.finish_reason or 0),
     )
     chunk.header.stamp = stamp
     return chunk

@@ -1,8 +1,8 @@
 """The action `~/generate`: goals in, generations out.
 
 Each accepted goal has one thread of the executor, which waits for the end of its generation; torch
-never runs there. What an iteration brought is published by the runtime's worker between two
-iterations: handing it to a thread that competes with the decoder for the cores costs more.
+never runs there. What iterations brought is published by the runtime's worker between two of
+them: handing it to a thread that competes with the decoder for the cores costs more.
 """
 
 import inspect
@@ -20,12 +20,14 @@ from rclpy.impl.rcutils_logger import RcutilsLogger
 from rclpy.node import Node
 from rclpy.qos import DurabilityPolicy, QoSProfile
 
+from memspec_core.clock import SystemClock
 from memspec_core.errors import MemSpecError, NotAcceptingError
 from memspec_core.iteration import Iteration
 from memspec_core.request import FinishReason, GenerationResult
 from memspec_msgs.action import Generate
+from memspec_ros.coalescing import Coalescer, Piece
 from memspec_ros.conversions import (
-    feedback_from_iteration,
+    feedback_from_piece,
     request_from_goal,
     result_from_generation,
 )
@@ -46,14 +48,23 @@ CANCELING_WAIT_SECONDS = 1.0
 
 
 class GenerationServer:
-    """The action server of one node; `runtime` gives the runtime while the node is configured."""
+    """The action server of one node; `runtime` gives the runtime while the node is configured.
+
+    `stream_period` gives the seconds between two messages of a goal; a goal that has begun keeps
+    its own.
+    """
 
     def __init__(
-        self, node: Node, runtime: Callable[[], "Runtime | None"], tokens: TokenStream
+        self,
+        node: Node,
+        runtime: Callable[[], "Runtime | None"],
+        tokens: TokenStream,
+        stream_period: Callable[[], float],
     ) -> None:
         self._logger = node.get_logger()
         self._runtime = runtime
         self._tokens = tokens
+        self._stream_period = stream_period
         self._generations: dict[bytes, Generation | None] = {}
         self._ended = threading.Condition()
         requests = QoSProfile(depth=REQUEST_DEPTH)
@@ -102,7 +113,7 @@ class GenerationServer:
         generation: Generation | None = None
         error = "The node is not configured."
         runtime = self._runtime()
-        stream = _Stream(goal_handle, self._tokens, self._logger)
+        stream = self._stream(goal_handle)
         try:
             if runtime is not None:
                 request = request_from_goal(goal_handle.request)
@@ -116,6 +127,10 @@ class GenerationServer:
             self._start(goal_handle, partial(self._execute_unsubmitted, error=error))
         else:
             self._start(goal_handle, partial(self._execute, generation, stream))
+
+    def _stream(self, goal_handle: ServerGoalHandle) -> "_Stream":
+        pieces = Coalescer(self._stream_period(), SystemClock())
+        return _Stream(goal_handle, pieces, self._tokens, self._logger)
 
     def _start(self, goal_handle: ServerGoalHandle, callback: Callable[..., Any]) -> None:
         if not published(lambda: goal_handle.execute(callback), self._logger, "a goal's start"):
@@ -135,7 +150,7 @@ class GenerationServer:
         return self._finish(goal_handle, stream, generation.result())
 
     def _execute_unsubmitted(self, goal_handle: ServerGoalHandle, error: str = "") -> Any:
-        stream = _Stream(goal_handle, self._tokens, self._logger)
+        stream = self._stream(goal_handle)
         result = GenerationResult("", (), FinishReason.ABORTED, error)
         return self._finish(goal_handle, stream, result)
 
@@ -158,33 +173,42 @@ class GenerationServer:
 
 
 class _Stream:
-    """Publishes one goal's iterations as feedback and as chunks."""
+    """Publishes one goal's iterations, joined to pieces, as feedback and as chunks."""
 
     def __init__(
-        self, goal_handle: ServerGoalHandle, tokens: TokenStream, logger: RcutilsLogger
+        self,
+        goal_handle: ServerGoalHandle,
+        pieces: Coalescer,
+        tokens: TokenStream,
+        logger: RcutilsLogger,
     ) -> None:
         self._goal_handle = goal_handle
+        self._pieces = pieces
         self._tokens = tokens
         self._logger = logger
         self._seconds = 0.0
-        self._sequence = 0
         self._said_end = False
 
     def publish(self, iteration: Iteration) -> None:
         spent = iteration.seconds
         self._seconds += spent.decode + spent.prediction + spent.load_wait
-        rate = iteration.generated_tokens / self._seconds if self._seconds > 0 else 0.0
-        feedback = feedback_from_iteration(iteration, rate)
-        goal = self._goal_handle
-        published(lambda: goal.publish_feedback(feedback), self._logger, "feedback")
-        self._tokens.publish(goal.goal_id, iteration)
-        self._sequence = iteration.sequence + 1
-        self._said_end = iteration.finish_reason is not None
+        self._publish(self._pieces.add(iteration))
 
     def publish_end(self, reason: FinishReason) -> None:
-        """Say that the goal has ended, if the last iteration did not."""
+        """Publish what is held back, and that the goal has ended, if no iteration said so."""
+        self._publish(self._pieces.flush())
         if not self._said_end:
-            self._tokens.publish_end(self._goal_handle.goal_id, self._sequence, reason)
+            self._tokens.publish_end(self._goal_handle.goal_id, self._pieces.sequence, reason)
+
+    def _publish(self, piece: Piece | None) -> None:
+        if piece is None:
+            return
+        rate = piece.newest.generated_tokens / self._seconds if self._seconds > 0 else 0.0
+        feedback = feedback_from_piece(piece, rate)
+        goal = self._goal_handle
+        published(lambda: goal.publish_feedback(feedback), self._logger, "feedback")
+        self._tokens.publish(goal.goal_id, piece)
+        self._said_end = piece.newest.finish_reason is not None
 
 
 def _result_timeout_seconds() -> int:

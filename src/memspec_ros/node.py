@@ -61,7 +61,7 @@ class MemSpecNode(LifecycleNode):
         self._node_parameters = NodeParameters(self, lambda: self._runtime)
         observers = MutuallyExclusiveCallbackGroup()
         self._status = StatusPublisher(self, observers, self._status_now)
-        period = float(self._node_parameters.value("diagnostics_period"))  # type: ignore[arg-type]
+        period = self._number("diagnostics_period")
         self._diagnostics = Diagnostics(self, observers, period, self._state_now)
         self._status.tell_change()
 
@@ -114,7 +114,12 @@ class MemSpecNode(LifecycleNode):
     def _create_entities(self) -> None:
         # Once, and kept until the end: destroying entities while the executor spins crashes it.
         if self._server is None:
-            self._server = GenerationServer(self, lambda: self._runtime, TokenStream(self))
+            self._server = GenerationServer(
+                self,
+                lambda: self._runtime,
+                TokenStream(self),
+                lambda: self._number("stream_period"),
+            )
             DraftServices(self, lambda: self._runtime)
 
     def _activate(self, state: LifecycleState) -> None:
@@ -231,10 +236,11 @@ class MemSpecNode(LifecycleNode):
             lifecycle_state=self._lifecycle_state(),
             snapshot=None if runtime is None else runtime.snapshot(),
             failure=self._failure,
-            fallback_warn_ratio=float(
-                self._node_parameters.value("fallback_warn_ratio")  # type: ignore[arg-type]
-            ),
+            fallback_warn_ratio=self._number("fallback_warn_ratio"),
         )
+
+    def _number(self, parameter: str) -> float:
+        return float(self._node_parameters.value(parameter))  # type: ignore[arg-type]
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -5,10 +5,10 @@ from rclpy.qos import QoSProfile, ReliabilityPolicy
 from rclpy.qos_overriding_options import QoSOverridingOptions
 from unique_identifier_msgs.msg import UUID
 
-from memspec_core.iteration import Iteration
 from memspec_core.request import FinishReason
 from memspec_msgs.msg import TokenChunk
-from memspec_ros.conversions import chunk_from_iteration, last_chunk
+from memspec_ros.coalescing import Piece
+from memspec_ros.conversions import chunk_from_piece, last_chunk
 from memspec_ros.publishing import published
 
 DEPTH = 256
@@ -16,7 +16,7 @@ DEPTH = 256
 
 
 class TokenStream:
-    """A managed publisher: silent unless the node is active. One chunk an iteration."""
+    """A managed publisher: silent unless the node is active. One chunk a piece of an answer."""
 
     def __init__(self, node: LifecycleNode) -> None:
         self._clock = node.get_clock()
@@ -28,8 +28,8 @@ class TokenStream:
             qos_overriding_options=QoSOverridingOptions.with_default_policies(),
         )
 
-    def publish(self, goal_id: UUID, iteration: Iteration) -> None:
-        """Publish what an iteration added to a goal's answer, if anybody listens.
+    def publish(self, goal_id: UUID, piece: Piece) -> None:
+        """Publish a piece of a goal's answer, if anybody listens.
 
         Making and sending a chunk costs about as much as a feedback message does, on the cores
         that decode.
@@ -37,10 +37,10 @@ class TokenStream:
         if self._publisher.get_subscription_count() == 0:
             return
         stamp = self._clock.now().to_msg()
-        self._publish(chunk_from_iteration(goal_id, iteration, stamp))
+        self._publish(chunk_from_piece(goal_id, piece, stamp))
 
     def publish_end(self, goal_id: UUID, sequence: int, reason: FinishReason) -> None:
-        """Publish that a goal has ended, where its last iteration did not."""
+        """Publish that a goal has ended, where its last piece did not."""
         stamp = self._clock.now().to_msg()
         self._publish(last_chunk(goal_id, sequence, reason, stamp))
 

@@ -124,6 +124,7 @@ def test_what_may_change_while_running() -> None:
         "recent_tokens",
         "draft_length",
         "fallback_warn_ratio",
+        "stream_period",
     }
 
 

@@ -62,6 +62,64 @@ def test_a_goal_returns_streams_and_publishes_the_same_text(active):
     assert all(feedback.text == texts[feedback.sequence] for feedback in goal.feedback)
 
 
+def streamed(graph, period):
+    """Return a long answer's stats, its chunks, and the seconds from the first to the last."""
+    assert graph.set_parameter("stream_period", period) == (True, "")
+    goal = graph.send(prompt=COUNTING, raw=True, max_new_tokens=60)
+    status, result = goal.outcome()
+    chunks = chunks_of(graph, goal)
+
+    assert status == SUCCEEDED
+    assert "".join(chunk.text for chunk in chunks) == result.text
+    assert [i for chunk in chunks for i in chunk.token_ids] == list(result.token_ids)
+    assert [chunk.sequence for chunk in chunks] == list(range(len(chunks)))
+    assert [chunk.last for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+    stamps = [chunk.header.stamp for chunk in (chunks[0], chunks[-1])]
+    first, last = (stamp.sec + stamp.nanosec * 1e-9 for stamp in stamps)
+    return result.stats, chunks, last - first
+
+
+def test_iterations_within_the_period_share_their_messages(active):
+    default = active.get_parameter("stream_period")
+    try:
+        stats, chunks, _ = streamed(active, 0.0)
+        assert len(chunks) == stats.iterations
+        stats, chunks, seconds = streamed(active, default)
+        assert len(chunks) <= min(stats.iterations, seconds / default + 3)
+        stats, chunks, seconds = streamed(active, 1.0)
+        assert len(chunks) <= seconds + 3
+        assert len(chunks) < stats.iterations
+    finally:
+        assert active.set_parameter("stream_period", default) == (True, "")
+
+
+@pytest.mark.parametrize("end", ["cancel", "deactivate", "time limit"])
+def test_an_end_loses_nothing_that_was_held_back(active, end):
+    assert active.set_parameter("stream_period", 1.0) == (True, "")
+    try:
+        limit = Duration(nanosec=300_000_000 if end == "time limit" else 0)
+        goal = active.send_long(time_limit=limit)
+        goal.wait_feedback()
+        goal.ask_result()
+        time.sleep(0.2)
+        if end == "cancel":
+            goal.handle.cancel_goal_async()
+        if end == "deactivate":
+            assert active.deactivate()
+        _, result = goal.outcome()
+        chunks = chunks_of(active, goal)
+
+        assert "".join(chunk.text for chunk in chunks) == result.text
+        assert [i for chunk in chunks for i in chunk.token_ids] == list(result.token_ids)
+        assert [chunk.sequence for chunk in chunks] == list(range(len(chunks)))
+        assert chunks[-1].finish_reason == result.finish_reason
+        assert len(chunks) < result.stats.iterations
+    finally:
+        if active.state() == "inactive":
+            assert active.activate()
+        assert active.set_parameter("stream_period", 0.05) == (True, "")
+
+
 def test_messages_equal_the_same_prompt(active):
     _, one = active.send(prompt="Say hello.", max_new_tokens=8).outcome()
     messages = [ChatMessage(role="user", content="Say hello.")]
