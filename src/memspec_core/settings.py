@@ -72,6 +72,9 @@ class Parameter:
             raise SettingsError(f"{self.name} is {value}; it must lie between {low} and {high}.")
 
 
+FAMILY = ("general", "code", "math", "medical", "law", "robot")
+"""The drafts that the project brings along, for its default target."""
+
 PARAMETERS: tuple[Parameter, ...] = (
     Parameter(
         "target.path",
@@ -80,7 +83,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     ),
     Parameter(
         "drafts.names",
-        ["general"],
+        list(FAMILY),
         "Names of the candidate drafts; each has a parameter drafts.<name>.path, of which "
         "'default' is the draft of that name that the project brings along.",
     ),

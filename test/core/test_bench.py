@@ -300,7 +300,7 @@ def test_a_missing_peer_says_how_to_install_it(
 
 
 def test_assisted_generation_needs_a_draft(embedded: Any) -> None:
-    with pytest.raises(PeerError, match="assisted needs a draft"):
+    with pytest.raises(PeerError, match="assisted needs a draft of kind independent"):
         open_peers(["assisted"], peer_plan(embedded, None))
 
 

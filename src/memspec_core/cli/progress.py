@@ -30,7 +30,6 @@ class Progress:
 
     def __enter__(self) -> "Progress":
         """Show nothing yet."""
-        self._bars.start()
         return self
 
     def __exit__(
@@ -40,10 +39,13 @@ class Progress:
         trace: TracebackType | None,
     ) -> None:
         """Leave the bars as they are."""
-        self._bars.stop()
+        if self._tasks:
+            self._bars.stop()
 
     def show(self, what: str, done: int, total: int) -> None:
         """Say what is being done, how much of it is done, and how much there is."""
+        if not self._tasks:
+            self._bars.start()
         if what not in self._tasks:
             self._tasks[what] = self._bars.add_task(what, total=total)
         self._bars.update(self._tasks[what], completed=done)

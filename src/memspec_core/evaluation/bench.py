@@ -23,9 +23,11 @@ from memspec_core.evaluation.peers import (
     PeerPlan,
     open_peers,
     require_peers,
+    stands_alone,
 )
 from memspec_core.measurement.bandwidth import read_bandwidth
 from memspec_core.models.checkpoint import open_checkpoint
+from memspec_core.models.draft import INDEPENDENT
 from memspec_core.models.tokenizer import Tokenizer
 from memspec_core.request import (
     PLAIN,
@@ -35,7 +37,7 @@ from memspec_core.request import (
     GenerationStats,
 )
 from memspec_core.runtime import Runtime
-from memspec_core.settings import DraftSource, Settings
+from memspec_core.settings import DEFAULT, DraftSource, Settings
 from memspec_core.snapshot import DraftState, TargetSnapshot
 from memspec_core.training.prompts import PromptSet
 
@@ -108,10 +110,17 @@ class BenchPlan:
         return loads
 
     def assisting_draft(self) -> DraftSource | None:
-        """Return the draft that assists the peer: the first that is measured, or configured."""
-        configured = {draft.name: draft for draft in self.settings(self.dtypes[0]).drafts}
+        """Return the draft that assists the peer.
+
+        The first that is measured, or configured, and is a model of its own; else the one of that
+        kind that the project brings along, if the target is the one that it was made for.
+        """
+        settings = self.settings(self.dtypes[0])
+        configured = {draft.name: draft for draft in settings.drafts}
         named = (*(name for name in self.drafts if name in configured), *configured)
-        return configured[named[0]] if named else None
+        own = [configured[name] for name in named]
+        brought = [DraftSource(INDEPENDENT, DEFAULT)] if settings.target_path == DEFAULT else []
+        return next((draft for draft in (*own, *brought) if stands_alone(draft)), None)
 
     def _with_peer(self, peer: str) -> Configuration:
         # 0 is a length that is found while running, which the peer does not do.

@@ -16,7 +16,14 @@ from transformers.generation.streamers import BaseStreamer
 from memspec_core.errors import PeerError
 from memspec_core.measurement.bandwidth import torch_threads
 from memspec_core.models.checkpoint import Checkpoint, id_set, open_checkpoint
-from memspec_core.models.draft import MANIFEST, WEIGHTS, Manifest, draft_folder, read_manifest
+from memspec_core.models.draft import (
+    INDEPENDENT,
+    MANIFEST,
+    WEIGHTS,
+    Manifest,
+    draft_folder,
+    read_manifest,
+)
 from memspec_core.models.safetensors_files import SafetensorsFiles
 from memspec_core.models.sources import FINAL_NORM
 from memspec_core.settings import DraftSource
@@ -76,13 +83,22 @@ class PeerPlan:
     context_tokens: int
 
 
+def stands_alone(draft: DraftSource) -> bool:
+    """Whether a draft can assist without the target's hidden states; raises `CheckpointError`."""
+    folder = draft_folder(draft.name, draft.path)
+    return not (folder / MANIFEST).exists() or read_manifest(folder).kind == INDEPENDENT
+
+
 def require_peers(names: Sequence[str], checkpoint: Checkpoint, draft: DraftSource | None) -> None:
     """Raise `PeerError` with one sentence for the first peer that cannot be had."""
     for name in names:
         if name not in PEERS:
             raise PeerError(f"Unknown peer '{name}'; there are: {', '.join(PEERS)}.")
     if ASSISTED in names and draft is None:
-        raise PeerError(f"The peer {ASSISTED} needs a draft; configure one in drafts.names.")
+        raise PeerError(
+            f"The peer {ASSISTED} needs a draft of kind {INDEPENDENT}; configure one in "
+            "drafts.names."
+        )
     if LLAMA_CPP in names:
         if importlib.util.find_spec("llama_cpp") is None:
             raise PeerError(

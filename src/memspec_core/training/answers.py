@@ -28,7 +28,7 @@ class Answering:
         self._model: PreTrainedModel | None = None
 
     def answers(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> list[list[int]]:
-        """Return the answer to each prompt, with the end-of-sequence token where there is one."""
+        """Return the answer to each prompt, without the end-of-sequence token."""
         if self._target.decoder.device.type == "cuda":
             return self._in_batches(prompts, seeds[0])
         return [self._answer(p, seed) for p, seed in zip(prompts, seeds, strict=True)]
@@ -83,5 +83,5 @@ class Answering:
 
 
 def _to_end(token_ids: list[int], ends: frozenset[int]) -> list[int]:
-    length = next((n for n, token in enumerate(token_ids, start=1) if token in ends), None)
+    length = next((n for n, token in enumerate(token_ids) if token in ends), None)
     return token_ids[:length]

@@ -45,10 +45,9 @@ class ContinuationPlan:
 class Continuation:
     """One prompt with the target's answer.
 
-    `prompt_ids` [p], `token_ids` [n] (with the end-of-sequence token where the target gave it),
-    `top_ids` [n, TOP_LOGITS] and `top_log_probabilities` [n, TOP_LOGITS]: the target's own
-    distribution at temperature 1 for each of the n tokens. `features` [p + n, taps · hidden]: its
-    states, where they were kept.
+    `prompt_ids` [p], `token_ids` [n] (without the end-of-sequence token), `top_ids` and
+    `top_log_probabilities` [n, TOP_LOGITS]: the target's own distribution at temperature 1 for each
+    of the n tokens. `features` [p + n, taps · hidden]: its states, where they were kept.
     """
 
     prompt_ids: npt.NDArray[np.int32]

@@ -186,7 +186,7 @@ def _text(
         )
         what = f"text of {file.parent.name}/{file.name} at temperature {temperature:g}"
         write_continuations(folder, text_plan, fitting, target, partial(progress, what))
-        continuations += read_continuations(folder)
+        continuations += [c for c in read_continuations(folder) if len(c.token_ids)]
     return continuations
 
 
