@@ -236,13 +236,14 @@ def test_logits_are_those_of_the_definition(
     expected = Reference(model, target, room.folder).propose(context, features.float(), count)
     decoder, cache = plan_draft("d", str(room.folder), target).load_feature(target)
     state = decoder.feed(context[1:], features, cache)[-1:]
-    rounding = 0.05 if target.backend.name == "native" else 1e-4
-    for step, (row, right) in enumerate(expected, start=1):
-        near = rounding * step  # what was rounded before adds to what is rounded now
+    # The step rounds rows to 8 bits; what is computed wrongly is off by about 1.
+    near = 0.1 if target.backend.name == "native" else 1e-4
+    for row, right in expected:
         logits = decoder.logits(state)[0]
         assert float((state[0] - row).norm() / row.norm()) < near
         assert float((logits - right).norm() / right.norm()) < max(near, 0.02)
-        state = decoder.follow([HEAD[int(right.argmax())]], state, cache)
+        # From the right row, so that what was rounded before does not add up.
+        state = decoder.follow([HEAD[int(right.argmax())]], row[None], cache)
 
 
 # What a row is does not depend on the pass.
