@@ -72,9 +72,6 @@ class Parameter:
             raise SettingsError(f"{self.name} is {value}; it must lie between {low} and {high}.")
 
 
-FAMILY = ("general", "code", "math", "medical", "law", "robot")
-"""The drafts that the project brings along, for its default target."""
-
 PARAMETERS: tuple[Parameter, ...] = (
     Parameter(
         "target.path",
@@ -83,7 +80,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     ),
     Parameter(
         "drafts.names",
-        list(FAMILY),
+        ["general"],
         "Names of the candidate drafts; each has a parameter drafts.<name>.path, of which "
         "'default' is the draft of that name that the project brings along.",
     ),

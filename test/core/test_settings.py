@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from memspec_core.errors import SettingsError
-from memspec_core.settings import FAMILY, PARAMETERS, Parameter, Settings, read_parameters
+from memspec_core.settings import PARAMETERS, Parameter, Settings, read_parameters
 
 NUMBERS = [p for p in PARAMETERS if type(p.default) in (int, float)]
 IDS = {"ids": lambda parameter: parameter.name}
@@ -20,7 +20,7 @@ def refused(**values: object) -> str:
 
 def test_the_defaults_are_in_their_own_ranges() -> None:
     settings = Settings.from_parameters()
-    assert settings.draft_names == FAMILY
+    assert settings.draft_names == ("general",)
     for parameter in PARAMETERS:
         assert parameter.check(parameter.default) == parameter.default
         assert parameter.description
