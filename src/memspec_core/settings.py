@@ -80,7 +80,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     ),
     Parameter(
         "drafts.names",
-        ["general"],
+        ["mixed"],
         "Names of the candidate drafts; each has a parameter drafts.<name>.path, of which "
         "'default' is the draft of that name that the project brings along.",
     ),

@@ -20,7 +20,7 @@ def refused(**values: object) -> str:
 
 def test_the_defaults_are_in_their_own_ranges() -> None:
     settings = Settings.from_parameters()
-    assert settings.draft_names == ("general",)
+    assert settings.draft_names == ("mixed",)
     for parameter in PARAMETERS:
         assert parameter.check(parameter.default) == parameter.default
         assert parameter.description

@@ -59,7 +59,7 @@ def new_domain():
 
 def default_drafts():
     """Return the value of drafts.names for the drafts that the project brings along."""
-    return ["general"] if (ROOT / "models/general").is_dir() else [""]
+    return ["mixed"] if (ROOT / "models/mixed").is_dir() else [""]
 
 
 def environment(domain):

@@ -79,7 +79,7 @@ def _target() -> str:
 def _draft() -> str:
     from memspec_core.models.draft import draft_folder, read_manifest, weights_are_whole
 
-    folder = draft_folder("general", "default")
+    folder = draft_folder("mixed", "default")
     manifest = read_manifest(folder)
     if not weights_are_whole(folder, manifest):
         raise MemSpecError(f"{folder}: the weights' checksum differs; copy the draft again.")

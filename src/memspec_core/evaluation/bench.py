@@ -27,7 +27,6 @@ from memspec_core.evaluation.peers import (
 )
 from memspec_core.measurement.bandwidth import read_bandwidth
 from memspec_core.models.checkpoint import open_checkpoint
-from memspec_core.models.draft import INDEPENDENT
 from memspec_core.models.tokenizer import Tokenizer
 from memspec_core.request import (
     PLAIN,
@@ -119,7 +118,7 @@ class BenchPlan:
         configured = {draft.name: draft for draft in settings.drafts}
         named = (*(name for name in self.drafts if name in configured), *configured)
         own = [configured[name] for name in named]
-        brought = [DraftSource(INDEPENDENT, DEFAULT)] if settings.target_path == DEFAULT else []
+        brought = [DraftSource("general", DEFAULT)] if settings.target_path == DEFAULT else []
         return next((draft for draft in (*own, *brought) if stands_alone(draft)), None)
 
     def _with_peer(self, peer: str) -> Configuration:
