@@ -169,7 +169,7 @@ def test_a_disc_that_fills_up_leaves_the_old_head(
 
 
 def test_a_missing_predictor(tmp_path: Path) -> None:
-    with pytest.raises(PredictorError, match="no predictor in .*memspec train-predictor"):
+    with pytest.raises(PredictorError, match=r"no predictor in .*memspec train-predictor"):
         load_head(tmp_path / "none", PLAN.target_sha256)
 
 
@@ -298,7 +298,7 @@ def test_a_predictor_with_observation_turns_away_from_what_fails() -> None:
     vector = array(3, 0, 0)
     first = predictor.scores(vector)
     assert first["code"] > first["math"]
-    for _ in range(20):
+    for _ in range(60):
         predictor.observe("code", 3, 0)
     later = predictor.scores(vector)
     assert later["code"] < later["math"]
