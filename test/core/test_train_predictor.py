@@ -19,6 +19,7 @@ from memspec_core.evaluation.ranking import (
 )
 from memspec_core.evaluation.scheduling import (
     FixedRanker,
+    Hits,
     Schedule,
     domain_mask,
     follow,
@@ -149,9 +150,9 @@ def test_ties_are_counted() -> None:
 def test_following_counts_as_decoding_does() -> None:
     prompt = traced([0] * 8 + [1] * 8, seed=0, domain="math")
     found = follow(prompt, SCHEDULE, FixedRanker(np.array([3.0, 1.0, 2.0])))
-    assert (found.tokens, found.iterations, found.points) == (16, 2 + 8, 5)
-    assert (found.hits.first, found.hits.among_two) == (1, 1)
-    assert (found.hits.domain_first, found.hits.domain_among_two) == (0, 0)
+    assert (found.tokens, found.iterations, len(found.points)) == (16, 2 + 8, 5)
+    assert found.points[0] == Hits(True, True, False, False)
+    assert found.points[1] == Hits(False, False, False, False)
 
 
 @pytest.mark.parametrize(
@@ -376,3 +377,11 @@ def test_wrong_input_is_one_line(
     command = ["train-predictor", str(tmp_path / "no"), "--target", str(target_folder)]
     assert main([*command, "--out", str(tmp_path / "out")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_text_encoder_that_is_not_installed(
+    header: TraceHeader, target_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("memspec_core.prediction.minilm._PACKAGE", "no_such_package")
+    trace = written(tmp_path / "trace", header, steady(2))
+    assert "pip install" in refusal(plan_for(trace, target_folder, encoder="minilm"))

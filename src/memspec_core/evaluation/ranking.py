@@ -1,6 +1,7 @@
 """How well rankings of drafts do on traced answers: recall, and throughput when followed."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from memspec_core.evaluation.scheduling import (
     ChanceRanker,
     FixedRanker,
     Followed,
+    Hits,
     RankerFor,
     Schedule,
     Scores,
@@ -81,8 +83,8 @@ def _row(
     prompts: Sequence[TracedPrompt], schedule: Schedule, ranker: RankerFor
 ) -> dict[str, tuple[float, float, float]]:
     followed = [follow(prompt, schedule, ranker(prompt)) for prompt in prompts]
-    kinds = ("first", "among_two", "domain_first", "domain_among_two")
-    shares = {kind: _share([getattr(f.hits, kind) for f in followed], followed) for kind in kinds}
+    kinds = [field.name for field in fields(Hits)]
+    shares = {kind: _share(followed, kind) for kind in kinds}
     return shares | {"tokens_an_iteration": _tokens(followed)}
 
 
@@ -130,6 +132,7 @@ def _tokens(followed: Sequence[Followed]) -> tuple[float, float, float]:
     )
 
 
-def _share(hits: Sequence[int], followed: Sequence[Followed]) -> tuple[float, float, float]:
+def _share(followed: Sequence[Followed], kind: str) -> tuple[float, float, float]:
     # A share of points has the same interval over prompts as tokens have over iterations.
-    return rate_interval(Walk(np.array(hits), np.array([f.points for f in followed])))
+    hits = [sum(getattr(point, kind) for point in f.points) for f in followed]
+    return rate_interval(Walk(np.array(hits), np.array([len(f.points) for f in followed])))

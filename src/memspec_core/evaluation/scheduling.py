@@ -66,22 +66,21 @@ class Point:
     @property
     def best(self) -> Mask:
         """The drafts of highest utility; several where they are tied."""
-        best: Mask = self.utility == self.utility.max()
-        return best
+        return _best(self.utility)
 
 
 @dataclass(frozen=True)
 class Hits:
-    """At how many scheduling points the first, or one of the first two drafts, was among the best.
+    """Whether, at a scheduling point, the first or one of the first two drafts was right.
 
-    `first` and `among_two`: by utility; `domain_first` and `domain_among_two`: of the prompt's
-    domain.
+    `first` and `among_two`: among those of highest utility; `domain_first` and
+    `domain_among_two`: of the prompt's domain.
     """
 
-    first: int
-    among_two: int
-    domain_first: int
-    domain_among_two: int
+    first: bool
+    among_two: bool
+    domain_first: bool
+    domain_among_two: bool
 
 
 @dataclass(frozen=True)
@@ -90,8 +89,7 @@ class Followed:
 
     tokens: int
     iterations: int
-    points: int
-    hits: Hits
+    points: tuple[Hits, ...]
 
 
 def utility(gained: npt.NDArray[np.int64], place: int, interval: int) -> Scores:
@@ -118,21 +116,19 @@ def follow(prompt: TracedPrompt, schedule: Schedule, ranker: Ranker) -> Followed
     """Generate an answer with what a ranker puts first, judging it at each scheduling point."""
     gained = schedule.gains(prompt)
     domain = domain_mask(prompt.domain, schedule.drafts)
-    place, iterations, judged = 0, 0, []
+    place, iterations = 0, 0
+    judged: list[Hits] = []
     while place < len(gained):
-        scores = ranker.scores(place)
-        order = np.argsort(-scores, kind="stable")
-        found = Point(place, place, utility(gained, place, schedule.interval))
-        judged.append([found.best[order[:1]], found.best[order[:2]]])
-        judged[-1] += [domain[order[:1]], domain[order[:2]]]
+        order = np.argsort(-ranker.scores(place), kind="stable")
+        judged.append(_hits(order, _best(utility(gained, place, schedule.interval)), domain))
         chosen = int(order[0])
         for _ in range(schedule.interval):
             if place < len(gained):
-                ranker.observe(chosen, schedule.length, int(gained[place, chosen]) - 1)
-                place += int(gained[place, chosen])
+                gain = int(gained[place, chosen])
+                ranker.observe(chosen, schedule.length, gain - 1)
+                place += gain
                 iterations += 1
-    hits = (sum(bool(each.any()) for each in column) for column in zip(*judged, strict=True))
-    return Followed(len(gained), iterations, len(judged), Hits(*hits))
+    return Followed(len(gained), iterations, tuple(judged))
 
 
 def tied_points(prompts: Sequence[TracedPrompt], schedule: Schedule) -> tuple[int, int, float]:
@@ -188,6 +184,20 @@ class ChanceRanker:
 
 RankerFor = Callable[[TracedPrompt], Ranker]
 """Makes the ranker of an answer."""
+
+
+def _hits(order: npt.NDArray[np.int64], best: Mask, domain: Mask) -> Hits:
+    return Hits(
+        first=bool(best[order[0]]),
+        among_two=bool(best[order[:2]].any()),
+        domain_first=bool(domain[order[0]]),
+        domain_among_two=bool(domain[order[:2]].any()),
+    )
+
+
+def _best(utilities: Scores) -> Mask:
+    best: Mask = utilities == utilities.max()
+    return best
 
 
 def _interval(gained: npt.NDArray[np.int64], place: int, interval: int) -> tuple[int, int]:
