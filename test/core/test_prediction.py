@@ -298,7 +298,7 @@ def test_a_predictor_with_observation_turns_away_from_what_fails() -> None:
     vector = array(3, 0, 0)
     first = predictor.scores(vector)
     assert first["code"] > first["math"]
-    for _ in range(60):
+    for _ in range(200):
         predictor.observe("code", 3, 0)
     later = predictor.scores(vector)
     assert later["code"] < later["math"]

@@ -151,8 +151,8 @@ def test_following_counts_as_decoding_does() -> None:
     prompt = traced([0] * 8 + [1] * 8, seed=0, domain="math")
     found = follow(prompt, SCHEDULE, FixedRanker(np.array([3.0, 1.0, 2.0])))
     assert (found.tokens, found.iterations, len(found.points)) == (16, 2 + 8, 5)
-    assert found.points[0] == Hits(True, True, False, False)
-    assert found.points[1] == Hits(False, False, False, False)
+    assert found.points[0] == Hits(False, True, True, False, False)
+    assert found.points[1] == Hits(False, False, False, False, False)
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def add_parser(commands: Subparsers) -> None:
         "--interval", type=positive, default=4, help="iterations between scheduling points"
     )
     parser.add_argument("--length", type=positive, default=3, help="proposals an iteration")
-    parser.add_argument("--penalty", type=_above_zero, default=0.1, help="on squared weights")
+    parser.add_argument("--penalty", type=_above_zero, default=1.0, help="on squared weights")
     parser.add_argument("--seed", type=int, default=0, help="of the prompts that are held out")
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
     parser.set_defaults(run=run)

@@ -1,7 +1,6 @@
 """How well rankings of drafts do on traced answers: recall, and throughput when followed."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -38,6 +37,8 @@ PLAIN_ROWS = (DOMAIN, CHANCE, BEST_A_PROMPT, BEST_AN_INTERVAL)
 """Names of rows that no predictor makes, beside those of always the same draft."""
 
 _CHANCE_RUNS = 10
+_OF_ONE = ("first", "first_untied", "tokens_an_iteration")
+"""What can be said of a single draft, which is no ranking."""
 
 
 class PredictorRanker:
@@ -83,8 +84,10 @@ def _row(
     prompts: Sequence[TracedPrompt], schedule: Schedule, ranker: RankerFor
 ) -> dict[str, tuple[float, float, float]]:
     followed = [follow(prompt, schedule, ranker(prompt)) for prompt in prompts]
-    kinds = [field.name for field in fields(Hits)]
-    shares = {kind: _share(followed, kind) for kind in kinds}
+    kinds = ("first", "among_two", "domain_first", "domain_among_two")
+    shares = {kind: _share(followed, kind, lambda _: True) for kind in kinds}
+    for kind in ("first", "among_two"):
+        shares[f"{kind}_untied"] = _share(followed, kind, lambda point: not point.tied)
     return shares | {"tokens_an_iteration": _tokens(followed)}
 
 
@@ -105,13 +108,13 @@ def _plain_choices(prompts: Sequence[TracedPrompt], schedule: Schedule) -> dict[
     for draft, name in enumerate(schedule.drafts):
         alone = FixedRanker(np.eye(count)[draft])
         row = _row(prompts, schedule, lambda _, ranker=alone: ranker)  # type: ignore[misc]
-        rows[ALWAYS + name] = {key: row[key] for key in ("first", "tokens_an_iteration")}
+        rows[ALWAYS + name] = {key: row[key] for key in _OF_ONE}
     own = _row(
         prompts,
         schedule,
         lambda p: FixedRanker(domain_mask(p.domain, schedule.drafts).astype(np.float64)),
     )
-    rows[DOMAIN] = {key: own[key] for key in ("first", "tokens_an_iteration")}
+    rows[DOMAIN] = {key: own[key] for key in _OF_ONE}
     random = np.random.default_rng(0)
     rows[CHANCE] = _row([*prompts] * _CHANCE_RUNS, schedule, lambda _: ChanceRanker(count, random))
     return rows
@@ -132,7 +135,14 @@ def _tokens(followed: Sequence[Followed]) -> tuple[float, float, float]:
     )
 
 
-def _share(followed: Sequence[Followed], kind: str) -> tuple[float, float, float]:
+def _share(
+    followed: Sequence[Followed], kind: str, counts: Callable[[Hits], bool]
+) -> tuple[float, float, float]:
+    """Return the share of the points that count at which a kind of hit was made."""
+    chosen = [[point for point in each.points if counts(point)] for each in followed]
+    chosen = [points for points in chosen if points]
+    if not chosen:
+        return (0.0, 0.0, 0.0)
     # A share of points has the same interval over prompts as tokens have over iterations.
-    hits = [sum(getattr(point, kind) for point in f.points) for f in followed]
-    return rate_interval(Walk(np.array(hits), np.array([len(f.points) for f in followed])))
+    hits = [sum(getattr(point, kind) for point in points) for points in chosen]
+    return rate_interval(Walk(np.array(hits), np.array([len(points) for points in chosen])))

@@ -6,15 +6,18 @@ from typing import Any
 from memspec_core.evaluation.tables import aligned
 
 LEGEND = """\
-At each scheduling point of answers that follow the ranking: how often its first draft, or one of
-its first two, is among those of highest utility over the coming interval (ties count), and how
-often it is that of the prompt's domain. tokens: tokens an iteration when the first is followed, all
-drafts resident, the target's own token included. In brackets: 95 % over prompts. Names: what the
-context holds, then the labels that were learned, then whether what decoding shows is counted in."""
+At each scheduling point of answers that follow the ranking: how often (%) its first draft, or one
+of its first two, is among those of highest utility over the coming interval, where ties count; the
+same at the points where one draft alone is best; and how often it is that of the prompt's domain.
+tokens: tokens an iteration when the first is followed, all drafts resident, the target's own token
+included, with 95 % over prompts. Names: what the context holds, then the labels that were learned,
+then whether what decoding shows is counted in."""
 
 _COLUMNS = {
     "first": "best first",
     "among_two": "in two",
+    "first_untied": "untied first",
+    "among_two_untied": "in two",
     "domain_first": "domain first",
     "domain_among_two": "in two",
 }

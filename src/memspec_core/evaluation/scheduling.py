@@ -73,10 +73,11 @@ class Point:
 class Hits:
     """Whether, at a scheduling point, the first or one of the first two drafts was right.
 
-    `first` and `among_two`: among those of highest utility; `domain_first` and
-    `domain_among_two`: of the prompt's domain.
+    `first` and `among_two`: among those of highest utility, of which there are several if `tied`;
+    `domain_first` and `domain_among_two`: of the prompt's domain.
     """
 
+    tied: bool
     first: bool
     among_two: bool
     domain_first: bool
@@ -188,6 +189,7 @@ RankerFor = Callable[[TracedPrompt], Ranker]
 
 def _hits(order: npt.NDArray[np.int64], best: Mask, domain: Mask) -> Hits:
     return Hits(
+        tied=bool(best.sum() > 1),
         first=bool(best[order[0]]),
         among_two=bool(best[order[:2]].any()),
         domain_first=bool(domain[order[0]]),

@@ -59,7 +59,7 @@ class PredictorTraining:
     interval: int = 4
     length: int = 3
     held_out: float = 0.2
-    penalty: float = 0.1
+    penalty: float = 1.0
     seed: int = 0
     evaluations: tuple[Path, ...] = ()
 
