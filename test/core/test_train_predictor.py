@@ -17,6 +17,7 @@ from memspec_core.evaluation.ranking import (
     CHANCE,
     DOMAIN,
 )
+from memspec_core.evaluation.ranking_report import table
 from memspec_core.evaluation.scheduling import (
     FixedRanker,
     Hits,
@@ -352,6 +353,18 @@ def test_states_survive_a_trace_file(header: TraceHeader, tmp_path: Path) -> Non
     for one, other in zip(found, prompts, strict=True):
         assert np.array_equal(np.asarray(one.prompt_state), np.asarray(other.prompt_state))
         assert np.array_equal(np.asarray(one.states), np.asarray(other.states))
+
+
+def test_where_every_point_is_tied_nothing_is_said_of_untied_ones(
+    header: TraceHeader, target_folder: Path, tmp_path: Path
+) -> None:
+    nobody = [traced([3] * 8, seed=n, domain=DRAFTS[n % 3]) for n in range(6)]
+    trace = written(tmp_path / "trace", header, nobody)
+    report = train_predictor(plan_for(trace, target_folder), silent)
+    row = report["sets"][HELD_OUT]["rows"]["both, domain"]
+    assert row["first"][0] == 1.0
+    assert "first_untied" not in row
+    assert "untied first" in table(report)
 
 
 # The command

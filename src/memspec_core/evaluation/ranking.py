@@ -1,6 +1,7 @@
 """How well rankings of drafts do on traced answers: recall, and throughput when followed."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from memspec_core.evaluation.scheduling import (
     ChanceRanker,
     FixedRanker,
     Followed,
-    Hits,
+    Ranker,
     RankerFor,
     Schedule,
     Scores,
@@ -37,8 +38,9 @@ PLAIN_ROWS = (DOMAIN, CHANCE, BEST_A_PROMPT, BEST_AN_INTERVAL)
 """Names of rows that no predictor makes, beside those of always the same draft."""
 
 _CHANCE_RUNS = 10
-_OF_ONE = ("first", "first_untied", "tokens_an_iteration")
-"""What can be said of a single draft, which is no ranking."""
+
+Figure = tuple[float, float, float]
+"""A value with the ends of its 95 % interval over prompts."""
 
 
 class PredictorRanker:
@@ -82,13 +84,28 @@ def figures(
 
 def _row(
     prompts: Sequence[TracedPrompt], schedule: Schedule, ranker: RankerFor
-) -> dict[str, tuple[float, float, float]]:
-    followed = [follow(prompt, schedule, ranker(prompt)) for prompt in prompts]
+) -> dict[str, Figure]:
+    return _summary([follow(prompt, schedule, ranker(prompt)) for prompt in prompts])
+
+
+def _summary(followed: Sequence[Followed]) -> dict[str, Figure]:
+    """Return every figure; the untied ones are missing where there are always ties."""
     kinds = ("first", "among_two", "domain_first", "domain_among_two")
-    shares = {kind: _share(followed, kind, lambda _: True) for kind in kinds}
-    for kind in ("first", "among_two"):
-        shares[f"{kind}_untied"] = _share(followed, kind, lambda point: not point.tied)
-    return shares | {"tokens_an_iteration": _tokens(followed)}
+    row = {kind: _share(followed, kind) for kind in kinds}
+    untied = [replace(f, points=tuple(p for p in f.points if not p.tied)) for f in followed]
+    untied = [each for each in untied if each.points]
+    if untied:
+        row |= {f"{kind}_untied": _share(untied, kind) for kind in ("first", "among_two")}
+    tokens = np.array([each.tokens for each in followed])
+    iterations = np.array([each.iterations for each in followed])
+    return row | {"tokens_an_iteration": rate_interval(Walk(tokens, iterations))}
+
+
+def _share(followed: Sequence[Followed], kind: str) -> Figure:
+    """Return the share of scheduling points at which a kind of hit was made."""
+    hits = [sum(getattr(point, kind) for point in each.points) for each in followed]
+    # A share of points has the same interval over prompts as tokens have over iterations.
+    return rate_interval(Walk(np.array(hits), np.array([len(each.points) for each in followed])))
 
 
 def _by_domain(
@@ -108,16 +125,32 @@ def _plain_choices(prompts: Sequence[TracedPrompt], schedule: Schedule) -> dict[
     for draft, name in enumerate(schedule.drafts):
         alone = FixedRanker(np.eye(count)[draft])
         row = _row(prompts, schedule, lambda _, ranker=alone: ranker)  # type: ignore[misc]
-        rows[ALWAYS + name] = {key: row[key] for key in _OF_ONE}
+        rows[ALWAYS + name] = _of_one(row)
     own = _row(
         prompts,
         schedule,
         lambda p: FixedRanker(domain_mask(p.domain, schedule.drafts).astype(np.float64)),
     )
-    rows[DOMAIN] = {key: own[key] for key in _OF_ONE}
-    random = np.random.default_rng(0)
-    rows[CHANCE] = _row([*prompts] * _CHANCE_RUNS, schedule, lambda _: ChanceRanker(count, random))
+    rows[DOMAIN] = _of_one(own)
+    chance = ChanceRanker(count, np.random.default_rng(0))
+    rows[CHANCE] = _summary([_many(prompt, schedule, chance) for prompt in prompts])
     return rows
+
+
+def _of_one(row: dict[str, Figure]) -> dict[str, Figure]:
+    """Return what can be said of a single draft, which is no ranking."""
+    kept = ("first", "first_untied", "tokens_an_iteration")
+    return {key: row[key] for key in kept if key in row}
+
+
+def _many(prompt: TracedPrompt, schedule: Schedule, ranker: Ranker) -> Followed:
+    """Return several answers by chance as one, so that prompts stay what intervals are over."""
+    runs = [follow(prompt, schedule, ranker) for _ in range(_CHANCE_RUNS)]
+    return Followed(
+        sum(run.tokens for run in runs),
+        sum(run.iterations for run in runs),
+        tuple(point for run in runs for point in run.points),
+    )
 
 
 def _oracles(prompts: Sequence[TracedPrompt], schedule: Schedule) -> dict[str, Any]:
@@ -127,22 +160,3 @@ def _oracles(prompts: Sequence[TracedPrompt], schedule: Schedule) -> dict[str, A
         BEST_A_PROMPT: {"tokens_an_iteration": rate_interval(static)},
         BEST_AN_INTERVAL: {"tokens_an_iteration": rate_interval(dynamic)},
     }
-
-
-def _tokens(followed: Sequence[Followed]) -> tuple[float, float, float]:
-    return rate_interval(
-        Walk(np.array([f.tokens for f in followed]), np.array([f.iterations for f in followed]))
-    )
-
-
-def _share(
-    followed: Sequence[Followed], kind: str, counts: Callable[[Hits], bool]
-) -> tuple[float, float, float]:
-    """Return the share of the points that count at which a kind of hit was made."""
-    chosen = [[point for point in each.points if counts(point)] for each in followed]
-    chosen = [points for points in chosen if points]
-    if not chosen:
-        return (0.0, 0.0, 0.0)
-    # A share of points has the same interval over prompts as tokens have over iterations.
-    hits = [sum(getattr(point, kind) for point in points) for points in chosen]
-    return rate_interval(Walk(np.array(hits), np.array([len(points) for points in chosen])))

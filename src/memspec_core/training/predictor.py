@@ -101,12 +101,7 @@ def train_predictor(
             heads[_name(form, labels)] = fit(found, record, plan.penalty)
             progress("train", len(heads), len(FORMS) * len(LABELS))
     chosen = _name(plan.inputs, plan.labels)
-    rankers = {name: _ranker(head, schedule, encoder) for name, head in heads.items()}
-    rankers[chosen + OBSERVED] = _ranker(heads[chosen], schedule, encoder, observation=True)
-    judged = {}
-    for name, prompts in sets.items():
-        judged[name] = figures(prompts, schedule, rankers)
-        progress("judge", len(judged), len(sets))
+    judged = _judged(heads, chosen, sets, schedule, encoder, progress)
     report = {"chosen": chosen, "training_prompts": len(training), "sets": judged}
     save_head(_with_card(heads[chosen], plan, trace, report), plan.folder)
     return report
@@ -247,6 +242,24 @@ def _ranker(
         )
 
     return make
+
+
+def _judged(
+    heads: Mapping[str, RankingHead],
+    chosen: str,
+    sets: Mapping[str, Sequence[TracedPrompt]],
+    schedule: Schedule,
+    encoder: Encoder,
+    progress: Callable[[str, int, int], None],
+) -> dict[str, Any]:
+    """Return the figures of all heads, and of the chosen one with observation, by set."""
+    rankers = {name: _ranker(head, schedule, encoder) for name, head in heads.items()}
+    rankers[chosen + OBSERVED] = _ranker(heads[chosen], schedule, encoder, observation=True)
+    judged = {}
+    for name, prompts in sets.items():
+        judged[name] = figures(prompts, schedule, rankers)
+        progress("judge", len(judged), len(sets))
+    return judged
 
 
 def _record(
