@@ -54,4 +54,5 @@ def context_vector(form: str, prompt: Vector, recent: Vector | None) -> Vector:
     """
     recent = prompt if recent is None else recent
     parts = {PROMPT: (prompt,), RECENT: (recent,), BOTH: (prompt, recent)}[form]
-    return np.concatenate(parts).astype(np.float32)
+    vector: Vector = np.concatenate(parts).astype(np.float32)
+    return vector

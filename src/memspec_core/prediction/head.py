@@ -95,8 +95,9 @@ class RankingHead:
         logits = self.weight @ vector + self.bias
         if not np.isfinite(logits).all():
             raise PredictorError("The predictor was given values that are not finite.")
-        raised: Vector = np.exp(logits - logits.max())
-        return raised / raised.sum()
+        raised = np.exp(logits - logits.max())
+        probabilities: Vector = raised / raised.sum()
+        return probabilities
 
     def scores(self, vector: Vector) -> dict[str, float]:
         """Return p(draft) by name."""

@@ -179,10 +179,10 @@ def fit(found: Examples, record: PredictorPlan, penalty: float) -> RankingHead:
         optimiser.zero_grad()
         value = F.cross_entropy(scaled @ weight.T + bias, labels)
         value = value + penalty / 2 * weight.square().sum()
-        value.backward()  # type: ignore[no-untyped-call]
+        value.backward()
         return value
 
-    optimiser.step(loss)  # type: ignore[no-untyped-call]
+    optimiser.step(loss)
     folded = weight.detach() / scale
     return RankingHead(
         record,
