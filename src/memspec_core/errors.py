@@ -63,3 +63,7 @@ class MeasurementError(MemSpecError):
 
 class TraceError(MemSpecError):
     """A decoding trace is missing, damaged, or made with other models."""
+
+
+class PredictorError(MemSpecError):
+    """A predictor is missing, damaged, made for another target, or given no usable input."""

@@ -38,14 +38,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from memspec_core.cli import bench, distill, doctor, generate, inspect, trace
+    from memspec_core.cli import (
+        bench,
+        distill,
+        doctor,
+        generate,
+        inspect,
+        paraphrase,
+        trace,
+        train_predictor,
+    )
 
     parser = argparse.ArgumentParser(
         prog="memspec", description="Speculative decoding with drafts that memory has room for."
     )
     parser.add_argument("--verbose", action="store_true", help="log what happens to stderr")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in (generate, inspect, doctor, distill, trace, bench):
+    for command in (
+        generate,
+        inspect,
+        doctor,
+        distill,
+        trace,
+        train_predictor,
+        paraphrase,
+        bench,
+    ):
         command.add_parser(commands)
     return parser
 

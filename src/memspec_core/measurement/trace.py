@@ -16,6 +16,8 @@ prompts each, with the arrays
                              in a row are the answer's next tokens, of `length` at most
     matched        [n]       tokens that the lookup matched here, 0 where it found nothing
     states         [n, h]    the target's last state before this place, normed; only on request
+    prompt_states  [p, h]    the mean of these states at the prompt's end, as `prediction.context`
+                             has it at the first scheduling point; only with states
 """
 
 import json
@@ -60,6 +62,7 @@ class TracedPrompt:
     accepted: npt.NDArray[np.uint8]
     matched: npt.NDArray[np.uint8]
     states: npt.NDArray[np.float16] | None = None
+    prompt_state: npt.NDArray[np.float16] | None = None
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,7 @@ def part_file(folder: Path, index: int) -> Path:
 def write_part(path: Path, prompts: Sequence[TracedPrompt]) -> None:
     """Write some prompts, whole or not at all."""
     states = [prompt.states for prompt in prompts if prompt.states is not None]
+    ends = [prompt.prompt_state for prompt in prompts if prompt.prompt_state is not None]
     with whole_file(path) as file:
         np.savez_compressed(
             file,
@@ -116,6 +120,7 @@ def write_part(path: Path, prompts: Sequence[TracedPrompt]) -> None:
             accepted=np.concatenate([prompt.accepted for prompt in prompts]),
             matched=np.concatenate([prompt.matched for prompt in prompts]),
             **({"states": np.concatenate(states)} if states else {}),
+            **({"prompt_states": np.stack(ends)} if ends else {}),
         )
 
 
@@ -154,8 +159,12 @@ def _read_part(path: Path) -> Iterator[TracedPrompt]:
         ends = arrays["answer_ends"][:-1]
         prompts = np.split(arrays["prompt_ids"], arrays["prompt_ends"][:-1])
         columns = [np.split(arrays[name], ends) for name in ("token_ids", "accepted", "matched")]
-        states = np.split(arrays["states"], ends) if "states" in arrays else [None] * len(prompts)
-        rows = zip(arrays["domains"].tolist(), prompts, *columns, states, strict=True)
+        none = [None] * len(prompts)
+        states = np.split(arrays["states"], ends) if "states" in arrays else none
+        prompt_states = arrays.get("prompt_states", none)
+        rows = zip(
+            arrays["domains"].tolist(), prompts, *columns, states, prompt_states, strict=True
+        )
         yield from (TracedPrompt(*row) for row in rows)
     except (OSError, EOFError, ValueError, KeyError, BadZipFile) as error:
         raise TraceError(f"{path} is damaged ({error}); delete it and go on with it.") from error

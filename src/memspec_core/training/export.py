@@ -1,6 +1,5 @@
 """Writing a trained draft as a folder: weights, manifest and model card, whole or not at all."""
 
-import shutil
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from memspec_core.files import whole_folder
 from memspec_core.models.draft import (
     FUSE_FEATURES,
     FUSE_INPUT,
@@ -44,27 +44,23 @@ class Provenance:
 
 def export_draft(model: Draft, provenance: Provenance, folder: Path) -> Manifest:
     """Write a draft folder; one that is there already is replaced only by a whole new one."""
-    partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    save_file(_tensors(model), partial / WEIGHTS)
-    manifest = Manifest(
-        name=provenance.name,
-        kind=provenance.kind,
-        layers=provenance.layers,
-        taps=provenance.taps,
-        hidden_size=model.head_rows.shape[1],
-        head_tokens=len(model.head_token_ids),
-        context_tokens=provenance.context_tokens,
-        weights_sha256=sha256((partial / WEIGHTS).read_bytes()).hexdigest(),
-        target_sha256=provenance.target_sha256,
-        tokenizer_sha256=provenance.tokenizer_sha256,
-        card=provenance.card,
-    )
-    (partial / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
-    (partial / CARD).write_text(_model_card(manifest), encoding="utf-8")
-    shutil.rmtree(folder, ignore_errors=True)
-    partial.rename(folder)
+    with whole_folder(folder) as partial:
+        save_file(_tensors(model), partial / WEIGHTS)
+        manifest = Manifest(
+            name=provenance.name,
+            kind=provenance.kind,
+            layers=provenance.layers,
+            taps=provenance.taps,
+            hidden_size=model.head_rows.shape[1],
+            head_tokens=len(model.head_token_ids),
+            context_tokens=provenance.context_tokens,
+            weights_sha256=sha256((partial / WEIGHTS).read_bytes()).hexdigest(),
+            target_sha256=provenance.target_sha256,
+            tokenizer_sha256=provenance.tokenizer_sha256,
+            card=provenance.card,
+        )
+        (partial / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
+        (partial / CARD).write_text(_model_card(manifest), encoding="utf-8")
     return manifest
 
 

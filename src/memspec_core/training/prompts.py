@@ -6,10 +6,13 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from memspec_core.errors import PromptFileError
 
 _LOG = logging.getLogger(__name__)
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -58,14 +61,18 @@ def read_prompts(path: Path, *, skip_broken: bool = False) -> list[Prompt]:
 def read_prompt_sets(files: Sequence[Path], count: int | None) -> tuple[PromptSet, ...]:
     """Read prompt files, `count` prompts of each at even distances; raises `PromptFileError`."""
     files = list(dict.fromkeys(files))
-    names = _short_names(files)
+    names = short_names(files)
     sets = []
     for name, file in zip(names, files, strict=True):
         texts = [prompt.text for prompt in read_prompts(file)]
-        taken = min(count or len(texts), len(texts))
-        chosen = tuple(texts[index * len(texts) // taken] for index in range(taken))
-        sets.append(PromptSet(name, chosen))
+        sets.append(PromptSet(name, tuple(evenly_spread(texts, count))))
     return tuple(sets)
+
+
+def evenly_spread(items: Sequence[Item], count: int | None) -> list[Item]:
+    """Return `count` of some items at even distances, or all where there are no more."""
+    taken = min(count or len(items), len(items))
+    return [items[index * len(items) // taken] for index in range(taken)]
 
 
 def sha256_of_prompts(prompts: list[Prompt]) -> str:
@@ -76,7 +83,7 @@ def sha256_of_prompts(prompts: list[Prompt]) -> str:
     return digest.hexdigest()
 
 
-def _short_names(files: Sequence[Path]) -> list[str]:
+def short_names(files: Sequence[Path]) -> list[str]:
     """Name files by as many of their last parts as it takes to tell them apart."""
     parts = [file.with_suffix("").parts for file in files]
     depth = 1

@@ -20,6 +20,7 @@ from memspec_core.measurement.trace import (
     write_part,
 )
 from memspec_core.models.kv_cache import common_length
+from memspec_core.prediction.context import prompt_mean
 from memspec_core.request import LOOKUP, ChatMessage, GenerationRequest, SamplingSettings
 from memspec_core.settings import Settings
 from memspec_core.speculation.lookup import NgramLookup
@@ -121,7 +122,7 @@ class _Tracer:
     def traced(self, domain: str, prompt: list[int]) -> TracedPrompt:
         [answer] = self._answering.answers([prompt], [0])
         context = [*prompt, *answer]
-        states = self._fed(context)[len(prompt) - 1 : -1]
+        states = self._fed(context).to(torch.float16).cpu().numpy()
         columns = [self._accepted(draft, context, len(prompt)) for draft in self._drafts]
         looked_up = self._looked_up(context, len(prompt))
         return TracedPrompt(
@@ -130,7 +131,8 @@ class _Tracer:
             token_ids=np.asarray(answer, np.int32),
             accepted=np.asarray([*columns, looked_up[0]], np.uint8).T,
             matched=np.asarray(looked_up[1], np.uint8),
-            states=states.to(torch.float16).cpu().numpy() if self._plan.states else None,
+            states=states[len(prompt) - 1 : -1] if self._plan.states else None,
+            prompt_state=prompt_mean(states[: len(prompt)]) if self._plan.states else None,
         )
 
     def _fed(self, context: list[int]) -> torch.Tensor:

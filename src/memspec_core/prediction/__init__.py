@@ -1,0 +1,1 @@
+"""Which draft suits what comes next (Algorithm 1): context, ranking head, what is observed."""

@@ -1,0 +1,58 @@
+"""What a predictor reads at a scheduling point: means of the target's own last hidden states.
+
+The states are the target's last ones, normed as its head reads them. Where feature drafts are
+used they lie at hand: the last `hidden` columns of `KeyValueCache.features` are these states in
+fp16, one row a position. A trace holds them as `states`.
+
+The newest token of a context has not been fed to the target when a draft is chosen, so it has no
+state yet; in the words of a trace, at place t the rows before t are known. So at place 0, where
+only a prompt has been read, nothing is recent.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+POSITIONS = 16
+"""States that a mean is taken over: enough to see a topic, few enough to see it change."""
+
+PROMPT = "prompt"
+RECENT = "recent"
+BOTH = "both"
+FORMS = (PROMPT, RECENT, BOTH)
+"""What goes into a context, as in the paper's Table 2."""
+
+Vector = npt.NDArray[np.float32]
+"""[inputs]"""
+
+
+def prompt_mean(states: npt.NDArray[np.float16]) -> npt.NDArray[np.float16]:
+    """Return the mean at a prompt's end of the states [tokens, hidden] of its tokens.
+
+    Over the last `POSITIONS` of them without the newest. A prompt of one token has none that is
+    known: zeros.
+    """
+    if len(states) < 2:
+        return np.zeros(states.shape[1], np.float16)
+    return last_mean(states[:-1], POSITIONS).astype(np.float16)
+
+
+def last_mean(states: npt.NDArray[np.float16], positions: int) -> Vector:
+    """Return the mean of the last `positions` rows, or of all where there are fewer, in fp32."""
+    mean: Vector = states[-positions:].mean(axis=0, dtype=np.float32)
+    return mean
+
+
+def recent_mean(states: npt.NDArray[np.float16], place: int, positions: int) -> Vector | None:
+    """Return the mean of what is recent at a place of an answer with the states [n, hidden]."""
+    return last_mean(states[:place], positions) if place else None
+
+
+def context_vector(form: str, prompt: Vector, recent: Vector | None) -> Vector:
+    """Return a predictor's input [hidden, or twice that for both].
+
+    Where nothing is recent, what is known of the prompt stands for it.
+    """
+    recent = prompt if recent is None else recent
+    parts = {PROMPT: (prompt,), RECENT: (recent,), BOTH: (prompt, recent)}[form]
+    vector: Vector = np.concatenate(parts).astype(np.float32)
+    return vector

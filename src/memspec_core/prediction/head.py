@@ -1,0 +1,157 @@
+"""The ranking head: a linear map of the context and a softmax, one probability a draft.
+
+A predictor is a folder: `predictor.safetensors` holds `weight` [drafts, inputs], `bias` [drafts]
+and `acceptance` [drafts, drafts], all fp32; `predictor.json` says what they are for.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from memspec_core.errors import PredictorError
+from memspec_core.files import whole_folder
+from memspec_core.prediction.context import BOTH, FORMS, Vector
+
+MANIFEST = "predictor.json"
+WEIGHTS = "predictor.safetensors"
+FORMAT_VERSION = 1
+
+HIDDEN_STATES = "hidden_states"
+"""The target's own states."""
+
+MINILM = "minilm"
+"""A sentence encoder's, over the text: the paper's form, for comparison."""
+
+Matrix = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class PredictorPlan:
+    """What a predictor reads and ranks.
+
+    `drafts` in the order of the rows; `inputs`: one of `context.FORMS`; `hidden_size`: numbers
+    that the encoder gives; `positions`: states, or tokens for a text encoder, that are recent;
+    `prompt_positions`: those that count of the prompt; `interval`: iterations between scheduling
+    points that it was trained for; `card`: everything else, for people.
+    """
+
+    drafts: tuple[str, ...]
+    inputs: str
+    encoder: str
+    hidden_size: int
+    positions: int
+    prompt_positions: int
+    interval: int
+    target_sha256: str
+    card: dict[str, Any]
+
+    @property
+    def input_size(self) -> int:
+        """How many numbers the head reads."""
+        return self.hidden_size * (2 if self.inputs == BOTH else 1)
+
+
+@dataclass(frozen=True)
+class RankingHead:
+    """One probability a draft: softmax of `weight` [d, inputs] times the context plus `bias` [d].
+
+    The mean and scale of the training inputs are folded into both. `acceptance` [d, d]: in row k
+    the share of proposals of each draft that were right where draft k was the label.
+    """
+
+    plan: PredictorPlan
+    weight: Matrix
+    bias: Vector
+    acceptance: Matrix
+
+    def __post_init__(self) -> None:
+        """Check the shapes and values."""
+        count = len(self.plan.drafts)
+        shapes = {
+            "weight": (count, self.plan.input_size),
+            "bias": (count,),
+            "acceptance": (count, count),
+        }
+        for name, shape in shapes.items():
+            values = getattr(self, name)
+            if values.shape != shape:
+                raise PredictorError(f"{name} has the shape {values.shape} instead of {shape}.")
+            if not np.isfinite(values).all():
+                raise PredictorError(f"{name} holds values that are not finite.")
+
+    def probabilities(self, vector: Vector) -> Vector:
+        """Return p(draft) [d] for a context; raises `PredictorError` for one that does not fit."""
+        if vector.shape != (self.plan.input_size,):
+            raise PredictorError(
+                f"The predictor reads {self.plan.input_size} numbers, not {vector.shape}."
+            )
+        logits = self.weight @ vector + self.bias
+        if not np.isfinite(logits).all():
+            raise PredictorError("The predictor was given values that are not finite.")
+        raised = np.exp(logits - logits.max())
+        probabilities: Vector = raised / raised.sum()
+        return probabilities
+
+    def scores(self, vector: Vector) -> dict[str, float]:
+        """Return p(draft) by name."""
+        return dict(zip(self.plan.drafts, self.probabilities(vector).tolist(), strict=True))
+
+    def expected_acceptance(self, probabilities: Vector) -> dict[str, float]:
+        """Return the acceptance that probabilities [d] make one expect of each draft."""
+        expected = probabilities @ self.acceptance
+        return dict(zip(self.plan.drafts, expected.tolist(), strict=True))
+
+
+def save_head(head: RankingHead, folder: Path) -> None:
+    """Write a predictor's folder, whole or not at all."""
+    tensors = {"weight": head.weight, "bias": head.bias, "acceptance": head.acceptance}
+    weights = save({name: np.ascontiguousarray(value) for name, value in tensors.items()})
+    fields = {"format_version": FORMAT_VERSION} | asdict(head.plan)
+    fields["weights_sha256"] = sha256(weights).hexdigest()
+    with whole_folder(folder) as partial:
+        (partial / WEIGHTS).write_bytes(weights)
+        (partial / MANIFEST).write_text(json.dumps(fields, indent=1) + "\n", encoding="utf-8")
+
+
+def load_head(folder: Path, target_sha256: str) -> RankingHead:
+    """Read a predictor for a target; raises `PredictorError`, which names folder and reason."""
+    try:
+        plan, checksum = _read_plan(folder / MANIFEST)
+        weights = (folder / WEIGHTS).read_bytes()
+    except OSError as error:
+        raise PredictorError(
+            f"There is no predictor in {folder} ({error}); make one with memspec train-predictor."
+        ) from error
+    if plan.target_sha256 != target_sha256:
+        raise PredictorError(
+            f"The predictor in {folder} was trained for another target (checksum "
+            f"{plan.target_sha256[:12]}, not {target_sha256[:12]}); train one for this target."
+        )
+    if sha256(weights).hexdigest() != checksum:
+        raise PredictorError(f"{folder / WEIGHTS} is damaged: its checksum is another.")
+    try:
+        tensors = load(weights)
+        return RankingHead(plan, tensors["weight"], tensors["bias"], tensors["acceptance"])
+    except (SafetensorError, KeyError, PredictorError) as error:
+        raise PredictorError(f"{folder / WEIGHTS} cannot be used: {error}") from error
+
+
+def _read_plan(path: Path) -> tuple[PredictorPlan, str]:
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        version, checksum = fields.pop("format_version"), fields.pop("weights_sha256")
+        plan = PredictorPlan(**fields | {"drafts": tuple(fields["drafts"])})
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise PredictorError(f"{path} is not the record of a predictor: {error!r}.") from error
+    if version != FORMAT_VERSION:
+        raise PredictorError(f"{path} has format {version}; {FORMAT_VERSION} is supported.")
+    if plan.inputs not in FORMS:
+        raise PredictorError(f"{path} has inputs '{plan.inputs}'; {', '.join(FORMS)} are known.")
+    return plan, checksum

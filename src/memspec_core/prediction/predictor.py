@@ -1,0 +1,30 @@
+"""The prediction engine (Algorithm 1): scores for drafts, with or without what is observed."""
+
+from memspec_core.prediction.context import Vector
+from memspec_core.prediction.head import RankingHead
+from memspec_core.prediction.observation import ObservedAcceptance
+
+
+class Predictor:
+    """Scores drafts at the scheduling points of one generation.
+
+    Without `observation`, the paper's form: the head's probabilities. With it, the tokens an
+    iteration of `length` proposals is expected to give; see `observation`.
+    """
+
+    def __init__(self, head: RankingHead, *, observation: bool, length: int) -> None:
+        self._head = head
+        self._observed = ObservedAcceptance(head.plan.drafts, length) if observation else None
+
+    def observe(self, draft: str, proposed: int, accepted: int) -> None:
+        """See what became of a draft's proposals."""
+        if self._observed is not None:
+            self._observed.saw(draft, proposed, accepted)
+
+    def scores(self, vector: Vector) -> dict[str, float]:
+        """Score every draft at a scheduling point; raises `PredictorError` for a wrong input."""
+        probabilities = self._head.probabilities(vector)
+        if self._observed is None:
+            return dict(zip(self._head.plan.drafts, probabilities.tolist(), strict=True))
+        self._observed.next_interval()
+        return self._observed.scores(self._head.expected_acceptance(probabilities))
