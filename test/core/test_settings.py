@@ -108,7 +108,7 @@ def test_duplicate_draft_names_are_said_to_be() -> None:
 
 
 def test_a_path_of_a_wrong_type() -> None:
-    assert "drafts.general.path" in refused(**{"drafts.general.path": 7})
+    assert "drafts.mixed.path" in refused(**{"drafts.mixed.path": 7})
 
 
 def test_what_may_change_while_running() -> None:

@@ -37,7 +37,7 @@ os.environ.setdefault("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
 
 
 def parameters_file():
-    drafts = "[general]" if (ROOT / "models/general").is_dir() else "['']"
+    drafts = "[mixed]" if (ROOT / "models/mixed").is_dir() else "['']"
     file = Path(tempfile.mkdtemp()) / "params.yaml"
     file.write_text(f"/**:\n  ros__parameters:\n    drafts.names: {drafts}\n")
     return str(file)
