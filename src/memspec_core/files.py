@@ -1,11 +1,14 @@
 """Files and folders that are there under their name only once they are complete."""
 
 import contextlib
+import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
+
+from memspec_core.errors import CacheMismatchError
 
 
 @contextlib.contextmanager
@@ -17,6 +20,23 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
+
+
+def claim_folder(
+    record: Path, what: str, wanted: Mapping[str, Any], found: Mapping[str, Any] | None
+) -> None:
+    """Write what a folder of cached work is made from, where nothing is `found` there yet.
+
+    Raises `CacheMismatchError` if it was made from something else than is wanted.
+    """
+    if found is None:
+        with whole_file(record) as file:
+            file.write(json.dumps(wanted, indent=1).encode())
+    elif differing := sorted(key for key in {*wanted, *found} if found.get(key) != wanted.get(key)):
+        raise CacheMismatchError(
+            f"The {what} in {record.parent} was made with another {', '.join(differing)}; choose "
+            "another folder or delete this one."
+        )
 
 
 @contextlib.contextmanager

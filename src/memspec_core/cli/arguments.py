@@ -7,6 +7,11 @@ Subparsers: TypeAlias = Any
 """argparse has no public name for what `add_subparsers` returns."""
 
 
+def numbers(text: str) -> tuple[int, ...]:
+    """Parse whole numbers separated by commas."""
+    return tuple(int(part) for part in text.split(","))
+
+
 def positive(text: str) -> int:
     """Parse a whole number above zero."""
     value = int(text)

@@ -5,7 +5,7 @@ import json
 import sys
 from pathlib import Path
 
-from memspec_core.cli.arguments import Subparsers, positive
+from memspec_core.cli.arguments import Subparsers, numbers, positive
 from memspec_core.settings import DTYPES, STRATEGY_NAMES, read_parameters
 
 
@@ -36,7 +36,7 @@ def add_parser(commands: Subparsers) -> None:
     )
     parser.add_argument("--dtypes", type=_names, default=(), help=f"of {', '.join(DTYPES)}")
     parser.add_argument(
-        "--draft-lengths", type=_numbers, default=(), help="default: the configured one"
+        "--draft-lengths", type=numbers, default=(), help="default: the configured one"
     )
     parser.add_argument(
         "--peers", type=_names, default=(), help="of transformers, assisted, llama_cpp"
@@ -74,7 +74,3 @@ def _show_progress(line: str) -> None:
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))

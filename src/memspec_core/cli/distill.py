@@ -5,7 +5,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from memspec_core.cli.arguments import Subparsers, positive
+from memspec_core.cli.arguments import Subparsers, numbers, positive
 from memspec_core.cli.progress import Progress
 
 _LAYERS = {"feature": (-1,), "independent": (0, 1, 2, -1)}
@@ -45,7 +45,7 @@ def add_parser(commands: Subparsers) -> None:
     )
     parser.add_argument(
         "--layers",
-        type=_numbers,
+        type=numbers,
         help="of the target, to start from; -1: the last (feature: -1, independent: 0,1,2,-1)",
     )
     parser.add_argument(
@@ -102,10 +102,6 @@ def run(arguments: argparse.Namespace) -> int:
             f"{fit.accepted:.3f} accepted on held-out text after {fit.steps} steps"
         )
     return 0
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
 
 
 def _temperatures(text: str) -> tuple[float, ...]:

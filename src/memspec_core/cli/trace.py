@@ -4,7 +4,7 @@ import argparse
 import json
 from pathlib import Path
 
-from memspec_core.cli.arguments import Subparsers, positive
+from memspec_core.cli.arguments import Subparsers, numbers, positive
 from memspec_core.cli.progress import Progress
 from memspec_core.settings import read_parameters
 
@@ -34,7 +34,7 @@ def add_parser(commands: Subparsers) -> None:
         "--states", action="store_true", help="keep the target's states, to train a predictor"
     )
     parser.add_argument(
-        "--lengths", type=_numbers, default=(3, 4), help="of the figures that are printed"
+        "--lengths", type=numbers, default=(3, 4), help="of the figures that are printed"
     )
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
     parser.set_defaults(run=run)
@@ -61,7 +61,3 @@ def run(arguments: argparse.Namespace) -> int:
     figures = as_json(read_trace(arguments.out), arguments.lengths)
     print(json.dumps(figures) if arguments.json else table(figures))
     return 0
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))

@@ -94,7 +94,7 @@ def dynamic_walk(
     Exact: the fewest iterations over all choices, by dynamic programming from the answer's end;
     all drafts are resident.
     """
-    iterations = [_fewest(_all_gains(p, columns, length), interval) for p in prompts]
+    iterations = [_fewest(all_gains(p, columns, length), interval) for p in prompts]
     return Walk(np.array([len(p.token_ids) for p in prompts]), np.array(iterations))
 
 
@@ -187,8 +187,18 @@ def _walked(gained: Gains) -> list[int]:
     return places
 
 
-def _all_gains(prompt: TracedPrompt, columns: Sequence[int], length: int) -> Gains:
+def all_gains(prompt: TracedPrompt, columns: Sequence[int], length: int) -> Gains:
+    """Return what an iteration gains at each place with each of some drafts [n, d]."""
     return np.stack([gains(prompt, column, length) for column in columns], axis=1)
+
+
+def after_interval(gained: Gains, place: int, interval: int) -> tuple[int, int]:
+    """Return where so many iterations from a place end, with gains [n], and how many there are."""
+    spent = 0
+    while place < len(gained) and spent < interval:
+        place += int(gained[place])
+        spent += 1
+    return min(place, len(gained)), spent
 
 
 def _fewest(gained: Gains, interval: int) -> int:
@@ -198,11 +208,8 @@ def _fewest(gained: Gains, interval: int) -> int:
     for start in range(count - 1, -1, -1):
         best = count + 1
         for draft in range(drafts):
-            place, spent = start, 0
-            while place < count and spent < interval:
-                place += int(gained[place, draft])
-                spent += 1
-            best = min(best, spent + int(fewest[min(place, count)]))
+            end, spent = after_interval(gained[:, draft], start, interval)
+            best = min(best, spent + int(fewest[end]))
         fewest[start] = best
     return int(fewest[0])
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memspec_core.errors import TraceError
-from memspec_core.evaluation.acceptance import gains
+from memspec_core.evaluation.acceptance import after_interval, all_gains
 from memspec_core.measurement.trace import TracedPrompt
 
 Scores = npt.NDArray[np.float64]
@@ -36,7 +36,7 @@ class Schedule:
 
     def gains(self, prompt: TracedPrompt) -> npt.NDArray[np.int64]:
         """Return the tokens that an iteration gains at each place with each draft [n, d]."""
-        return np.stack([gains(prompt, column, self.length) for column in self.columns], axis=1)
+        return all_gains(prompt, self.columns, self.length)
 
 
 class Ranker(Protocol):
@@ -95,7 +95,7 @@ class Followed:
 
 def utility(gained: npt.NDArray[np.int64], place: int, interval: int) -> Scores:
     """Return the tokens an iteration of each draft over the interval that begins at a place."""
-    found = (_interval(gained[:, draft], place, interval) for draft in range(gained.shape[1]))
+    found = (after_interval(gained[:, draft], place, interval) for draft in range(gained.shape[1]))
     return np.array([(end - place) / spent for end, spent in found])
 
 
@@ -108,7 +108,7 @@ def points(prompt: TracedPrompt, schedule: Schedule) -> Iterator[Point]:
     place = 0
     while place < len(gained):
         found = utility(gained, place, schedule.interval)
-        end, _ = _interval(gained[:, int(found.argmax())], place, schedule.interval)
+        end, _ = after_interval(gained[:, int(found.argmax())], place, schedule.interval)
         yield Point(place, end, found)
         place = end
 
@@ -200,12 +200,3 @@ def _hits(order: npt.NDArray[np.int64], best: Mask, domain: Mask) -> Hits:
 def _best(utilities: Scores) -> Mask:
     best: Mask = utilities == utilities.max()
     return best
-
-
-def _interval(gained: npt.NDArray[np.int64], place: int, interval: int) -> tuple[int, int]:
-    """Return where an interval with one draft ends, and its iterations."""
-    spent = 0
-    while place < len(gained) and spent < interval:
-        place += int(gained[place])
-        spent += 1
-    return min(place, len(gained)), spent

@@ -24,13 +24,14 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
 
-from memspec_core.errors import CacheMismatchError, TraceError
-from memspec_core.files import whole_file
+from memspec_core.errors import TraceError
+from memspec_core.files import claim_folder, whole_file
 
 RECORD = "trace.json"
 FORMAT_VERSION = 1
@@ -86,18 +87,14 @@ class Trace:
 def claim_trace(folder: Path, header: TraceHeader) -> None:
     """Begin a trace, or go on with it; raises `CacheMismatchError` if it is another one's."""
     folder.mkdir(parents=True, exist_ok=True)
-    if (folder / RECORD).exists():
-        found, wanted = asdict(_read_header(folder)), asdict(header)
-        if found != wanted:
-            differing = ", ".join(sorted(k for k in wanted if found[k] != wanted[k]))
-            raise CacheMismatchError(
-                f"The trace in {folder} was made with another {differing}; choose another folder "
-                "or delete this one."
-            )
-        return
-    with whole_file(folder / RECORD) as file:
-        fields = {"format_version": FORMAT_VERSION} | asdict(header)
-        file.write(json.dumps(fields, indent=1).encode())
+    record = folder / RECORD
+    claim_folder(
+        record, "trace", _fields(header), _fields(_read_header(folder)) if record.exists() else None
+    )
+
+
+def _fields(header: TraceHeader) -> dict[str, Any]:
+    return {"format_version": FORMAT_VERSION} | asdict(header)
 
 
 def part_file(folder: Path, index: int) -> Path:

@@ -1,7 +1,7 @@
 """The target model: a checkpoint brought into memory."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,6 +14,9 @@ from memspec_core.models.kv_cache import KeyValueCache
 from memspec_core.models.sources import EMBEDDING, FINAL_NORM, HEAD
 from memspec_core.models.tokenizer import Tokenizer
 from memspec_core.models.weights import ROUNDED_BITS, WeightReader, planned_bytes
+
+READ_ROWS = 256
+"""Tokens of a context in one pass."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -34,6 +37,13 @@ class Target:
     def context_tokens(self) -> int:
         """The longest context, prompt and answer together."""
         return self.cache.capacity
+
+    def read(self, token_ids: Sequence[int]) -> torch.Tensor:
+        """Feed a whole context to an empty cache; return its hidden rows [tokens, hidden]."""
+        self.cache.truncate(0)
+        parts = range(0, len(token_ids), READ_ROWS)
+        rows = [self.decoder.forward(token_ids[i : i + READ_ROWS], self.cache) for i in parts]
+        return torch.cat(rows)
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,5 @@ class IndependentDraft(ModelDraft):
     ) -> torch.Tensor:
         return self._decoder.forward(token_ids, self._cache, parents)
 
-    def _feed(self, token_ids: Sequence[int]) -> None:
-        """Feed what the cache has not seen of these tokens, with which it agrees so far."""
-        for first in range(self._cache.length, len(token_ids), CATCH_UP_ROWS):
-            self._decoder.forward(list(token_ids[first : first + CATCH_UP_ROWS]), self._cache)
+    def _feed_part(self, token_ids: Sequence[int]) -> None:
+        self._decoder.forward(token_ids, self._cache)

@@ -100,11 +100,8 @@ class FeatureDraft(ModelDraft):
         self._feed(context[1 : max(1, len(context) - CATCH_UP_ROWS)])
         return context[self._cache.length + 1 :]
 
-    def _feed(self, token_ids: Sequence[int]) -> None:
-        """Feed what the cache has not seen of these tokens, with which it agrees so far."""
-        for first in range(self._cache.length, len(token_ids), CATCH_UP_ROWS):
-            part = token_ids[first : first + CATCH_UP_ROWS]
-            self._decoder.feed(part, self._features, self._cache)
+    def _feed_part(self, token_ids: Sequence[int]) -> None:
+        self._decoder.feed(token_ids, self._features, self._cache)
 
 
 class FeatureTreeDraft(TreeShaped, FeatureDraft):

@@ -70,6 +70,15 @@ class ModelDraft(ABC):
         `states` [n, hidden] are the rows that proposed them; `parents` as in `Decoder.forward`.
         """
 
+    @abstractmethod
+    def _feed_part(self, token_ids: Sequence[int]) -> None:
+        """Feed tokens of the context in one pass."""
+
+    def _feed(self, token_ids: Sequence[int]) -> None:
+        """Feed what the cache has not seen of these tokens, with which it agrees so far."""
+        for first in range(self._cache.length, len(token_ids), CATCH_UP_ROWS):
+            self._feed_part(list(token_ids[first : first + CATCH_UP_ROWS]))
+
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the logits [n, m] of tokens that the target has too."""
         logits = self._layers.logits(hidden)

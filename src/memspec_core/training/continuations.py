@@ -14,14 +14,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from memspec_core.errors import CacheMismatchError
-from memspec_core.files import whole_file
+from memspec_core.files import claim_folder, whole_file
 from memspec_core.models.target import Target
 from memspec_core.training.answers import Answering
 
 TOP_LOGITS = 16
 PROMPTS_A_SHARD = 32
-_ROWS = 256
 
 
 @dataclass(frozen=True)
@@ -108,17 +106,8 @@ def _claim(folder: Path, plan: ContinuationPlan) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     record = folder / "plan.json"
     wanted = json.loads(json.dumps(asdict(plan)))
-    if record.exists():
-        found = json.loads(record.read_text())
-        if found != wanted:
-            differing = sorted(key for key in wanted if found.get(key) != wanted[key])
-            raise CacheMismatchError(
-                f"The text in {folder} was made with another {', '.join(differing)}; "
-                "choose another cache folder or delete this one."
-            )
-    else:
-        with whole_file(record) as file:
-            file.write(json.dumps(wanted, indent=1).encode())
+    found = json.loads(record.read_text()) if record.exists() else None
+    claim_folder(record, "text", wanted, found)
 
 
 def _write_text(
@@ -162,10 +151,8 @@ def _thought(
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float16], npt.NDArray[np.float16]]:
     """Return the top logits at each token of the answer, and the states of all tokens."""
     cache, decoder = target.cache, target.decoder
-    cache.truncate(0)
     token_ids = [*prompt.tolist(), *answer.tolist()]
-    passes = range(0, len(token_ids), _ROWS)
-    hidden = torch.cat([decoder.forward(token_ids[i : i + _ROWS], cache) for i in passes])
+    hidden = target.read(token_ids)
     logits = decoder.logits(hidden[len(prompt) - 1 : -1])
     top = logits.topk(TOP_LOGITS, dim=-1)
     logs = top.values - logits.logsumexp(dim=-1, keepdim=True)

@@ -30,7 +30,6 @@ from memspec_core.training.answers import Answering
 from memspec_core.training.prompts import PromptSet
 
 PROMPTS_A_PART = 20
-_ROWS = 256
 
 
 @dataclass(frozen=True)
@@ -137,11 +136,8 @@ class _Tracer:
 
     def _fed(self, context: list[int]) -> torch.Tensor:
         """Feed the target all of a context; return the normed states [tokens, hidden]."""
-        decoder, cache = self._target.decoder, self._target.cache
-        cache.truncate(0)
-        passes = range(0, len(context), _ROWS)
-        hidden = torch.cat([decoder.forward(context[i : i + _ROWS], cache) for i in passes])
-        sizes = decoder.config
+        decoder, sizes = self._target.decoder, self._target.decoder.config
+        hidden = self._target.read(context)
         return F.rms_norm(hidden, (sizes.hidden_size,), decoder.norm, sizes.norm_epsilon)
 
     def _accepted(self, draft: Draft, context: list[int], first: int) -> list[int]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -52,7 +53,19 @@ class NativeLinear:
         return result
 
 
-class NativeDecoder(Decoder):
+class _NativeLayers(Layers):
+    """What all native decoders share: `_step` is theirs in C++."""
+
+    _step: Any
+    _threads: int
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return logits; see `Layers.logits`."""
+        result: torch.Tensor = self._step.logits(hidden.contiguous(), self._threads)
+        return result
+
+
+class NativeDecoder(_NativeLayers, Decoder):
     """A decoder that is one call into C++ a pass.
 
     A row's result does not depend on how many rows a pass has, nor on the number of threads.
@@ -82,11 +95,6 @@ class NativeDecoder(Decoder):
         cache.token_ids.extend(token_ids)
         return hidden
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return logits; see `Layers.logits`."""
-        result: torch.Tensor = self._step.logits(hidden.contiguous(), self._threads)
-        return result
-
     @torch.inference_mode()
     def _move(self, cache: KeyValueCache, sources: list[int], places: list[int]) -> None:
         heads, size = self.config.kv_heads, self.config.head_size
@@ -100,7 +108,7 @@ class NativeDecoder(Decoder):
         keys[:, :, to_blocks, to_lanes] = keys[:, :, from_blocks, from_lanes]
 
 
-class NativeFeatureDecoder(FeatureDecoder):
+class NativeFeatureDecoder(_NativeLayers, FeatureDecoder):
     """The layers of a feature draft; all greedy proposals are one call into C++.
 
     A row's result depends neither on the rows beside it nor on the number of threads, and proposals
@@ -152,11 +160,6 @@ class NativeFeatureDecoder(FeatureDecoder):
         )
         cache.token_ids.extend([*token_ids, *proposed[:-1]])
         return proposed
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return logits; see `Layers.logits`."""
-        result: torch.Tensor = self._step.logits(hidden.contiguous(), self._threads)
-        return result
 
 
 class NativeBackend:
