@@ -399,8 +399,14 @@ def test_distilling_writes_a_draft_that_decodes(
     )
     made, _ = distil(replace(specialist, fit=untrained), nothing)
     assert made.weights_sha256 == again.weights_sha256
-    with pytest.raises(SettingsError, match="other layers than 'else'"):
-        distil(replace(specialist, name="else", layers=(0, 1)), nothing)
+    # A feature draft may go deeper: its new layer begins as the identity.
+    deeper = replace(specialist, name="deep", layers=(*plan.layers, 0), fit=untrained)
+    if kind == "feature":
+        _, deep = distil(deeper, nothing)
+        assert deep.accepted == pytest.approx(fit.accepted, abs=1e-3)
+    else:
+        with pytest.raises(SettingsError, match="other layers than 'deep'"):
+            distil(deeper, nothing)
 
 
 def test_what_is_trained_is_what_proposes(plan: DistilPlan, target_folder: Path) -> None:

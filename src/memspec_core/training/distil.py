@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
-from torch import nn
 from transformers.trainer_utils import get_last_checkpoint
 
 from memspec_core.errors import PromptFileError, SettingsError
@@ -45,7 +44,8 @@ class DistilPlan:
     `layers`: those of the target that the draft starts from; the layers it reads, if it is of kind
     "feature", are after each third of the target. `steps`: how many tokens such a draft proposes in
     training. `head_tokens`: how many tokens it can propose. `base`: the name of a draft, made with
-    the same work folder, whose trained weights it starts from instead. `temperatures`: one pass
+    the same work folder, whose trained weights it starts from instead; a feature draft may have
+    more layers than its base. `temperatures`: one pass
     over all prompts for each, 0 for greedy text; `most_prompts` of each file, 0 for all.
     """
 
@@ -210,10 +210,10 @@ def _model(
     return model, collator(covered, vocabulary_size)
 
 
-def _begin_with(model: nn.Module, plan: DistilPlan) -> None:
+def _begin_with(model: TruncatedDraft | FeatureDraft, plan: DistilPlan) -> None:
     weights = load_file(Path(str(_trained(plan, plan.base))) / "model.safetensors")
     try:
-        model.load_state_dict(weights)
+        model.begin_with(weights)
     except RuntimeError as error:
         raise SettingsError(
             f"The draft '{plan.base}' has another kind or other layers than '{plan.name}'."

@@ -5,7 +5,7 @@ by rolling: each step reads the states that the draft itself gave in the step be
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -120,6 +120,21 @@ class FeatureDraft(nn.Module):
             reached = reached & agrees
             accepted += float(reached.sum()) / sum(answers)
         return {"loss": loss, "accepted": loss.new_tensor(accepted)}
+
+    @torch.no_grad()
+    def begin_with(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Begin with what a draft of as many layers or fewer has learned.
+
+        The layers that it lacks begin as the identity, so that nothing of it is lost. Raises
+        `RuntimeError` if the weights are not those of such a draft.
+        """
+        known = {name.split(".")[1] for name in weights if name.startswith("layers.")}
+        added = {}
+        for name, weight in self.state_dict().items():
+            if name.startswith("layers.") and name.split(".")[1] not in known:
+                writes = ".o_proj." in name or ".down_proj." in name
+                added[name] = torch.zeros_like(weight) if writes else weight
+        self.load_state_dict({**added, **weights})
 
     def _exact(
         self,

@@ -1,6 +1,6 @@
 """An independent draft in training: some of the target's layers under its embedding and head."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -55,6 +55,10 @@ class TruncatedDraft(nn.Module):
         logits = F.linear(hidden.flatten(0, 1)[rows], self.head_rows.to(hidden.dtype)).float()
         loss, agrees = agreement_loss(logits, Teaching(top_index, top_probability))
         return {"loss": loss, "accepted": agrees.float().mean()}
+
+    def begin_with(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Begin with what a draft of the same layers has learned, or raise `RuntimeError`."""
+        self.load_state_dict(weights)
 
     def _copy_layers(self, target: PreTrainedModel, layers: Sequence[int]) -> None:
         source = target.get_decoder()
