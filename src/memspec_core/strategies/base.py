@@ -4,15 +4,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from memspec_core.iteration import Iteration
+
+States = npt.NDArray[np.float16]
+"""Hidden states of the target, normed as its head reads them."""
 
 
 @dataclass(frozen=True)
 class Context:
-    """x at a scheduling point: the prompt, and from the second on the recent generated tokens."""
+    """x at a scheduling point: the prompt, and from the second on the recent generated tokens.
+
+    `place`: tokens of the answer so far. `prompt_state` [hidden] is the mean of the target's states
+    at the prompt's end, `recent_states` [n, hidden] are those of the recent tokens, without the
+    newest, as `prediction.context` has them; None where the target keeps no states.
+    """
 
     prompt_ids: Sequence[int]
     recent_ids: Sequence[int] = ()
+    place: int = 0
+    prompt_state: States | None = None
+    recent_states: States | None = None
 
 
 @dataclass(frozen=True)
@@ -36,11 +50,15 @@ class Strategy(Protocol):
     """Ranks drafts at each scheduling point of one generation.
 
     `insists`: a first draft that cannot be loaded ends the generation; otherwise it decodes on
-    with the next best draft, or plainly.
+    with the next best draft, or plainly. `waits`: where the best draft is not resident, decoding
+    stops until it is. `prepares`: how many of the best drafts are loaded ahead; None for as many as
+    there may be (K).
     """
 
     name: str
     insists: bool
+    waits: bool
+    prepares: int | None
 
     def rank(self, context: Context) -> Ranking:
         """Rank the candidate drafts for a context."""

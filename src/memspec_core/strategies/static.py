@@ -12,6 +12,8 @@ class StaticStrategy:
 
     name = "static"
     insists = True
+    waits = False
+    prepares = None
 
     def __init__(self, draft: str) -> None:
         self._ranking = Ranking({} if draft in (PLAIN, LOOKUP) else {draft: 1.0})
