@@ -11,9 +11,9 @@ class StaticStrategy:
     """Always the same draft; "none" and "lookup" want none in memory."""
 
     name = "static"
-    insists = True
+    insists: bool = True
     waits = False
-    prepares = None
+    prepares: int | None = None
 
     def __init__(self, draft: str) -> None:
         self._ranking = Ranking({} if draft in (PLAIN, LOOKUP) else {draft: 1.0})
