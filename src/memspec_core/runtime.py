@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from pathlib import Path
 
 from memspec_core.clock import Clock, SystemClock
 from memspec_core.engine import Engine, load_engine, return_memory
@@ -19,6 +20,7 @@ from memspec_core.errors import (
 from memspec_core.generation import Generation, Listener
 from memspec_core.iteration import Iteration
 from memspec_core.measurement.counters import RuntimeCounters
+from memspec_core.measurement.decisions import Decision, decision_writer
 from memspec_core.request import LOOKUP, PLAIN, FinishReason, GenerationRequest
 from memspec_core.settings import Settings
 from memspec_core.snapshot import (
@@ -38,7 +40,8 @@ class Runtime:
     """Loads models, takes requests through a gate and a bounded queue, and runs them in turn.
 
     Any thread may call any method. `on_change` is called from the worker or the loader whenever
-    the drafts, the queue or the gate have changed; it must return at once.
+    the drafts, the queue or the gate have changed, `on_decision` from the worker with each
+    scheduling decision; both must return at once.
     """
 
     def __init__(
@@ -47,10 +50,12 @@ class Runtime:
         *,
         clock: Clock | None = None,
         on_change: Callable[[], None] | None = None,
+        on_decision: Callable[[Decision], None] | None = None,
     ) -> None:
         self._settings = settings
         self._clock = clock or SystemClock()
         self._on_change = on_change or (lambda: None)
+        self._on_decision = on_decision
         self._counters = RuntimeCounters(self._clock)
         self._condition = threading.Condition()
         self._queue: deque[Generation] = deque()
@@ -202,6 +207,7 @@ class Runtime:
             active=self._active,
             wanted=self._wanted,
             drafts=self._draft_snapshots(engine),
+            predictor_error=engine.predictor_error if engine else "",
             proposal=engine.planner.plan.describe() if engine else "",
             target=engine.describe_target() if engine else TargetSnapshot(),
             memory=engine.ledger.snapshot() if engine else MemorySnapshot(),
@@ -266,6 +272,7 @@ class Runtime:
                 between_parts=self._stop_if_closing,
                 on_change=self._on_change,
                 on_load_finished=self._collect_loads,
+                on_decision=self._decision_listener(),
             )
         except BaseException as error:
             loaded.set_exception(error)
@@ -278,6 +285,18 @@ class Runtime:
             self._worker_error = f"The worker thread died: {error!r}."
         finally:
             self._free()
+
+    def _decision_listener(self) -> Callable[[Decision], None] | None:
+        """Return what is told decisions: whoever asked for them, and the file of the settings."""
+        listeners = [self._on_decision] if self._on_decision else []
+        if self._settings.decisions_path:
+            listeners.append(decision_writer(Path(self._settings.decisions_path).expanduser()))
+
+        def tell(decision: Decision) -> None:
+            for listener in listeners:
+                listener(decision)
+
+        return tell if listeners else None
 
     def _stop_if_closing(self) -> None:
         if self._closing:
@@ -344,7 +363,9 @@ class Runtime:
         return reason
 
     def _strategy(self, request: GenerationRequest) -> Strategy:
-        return StaticStrategy(request.draft) if request.draft else create_strategy(self._settings)
+        if request.draft:
+            return StaticStrategy(request.draft)
+        return create_strategy(self._settings, self._loaded_engine().predictor)
 
     def _show(self, iteration: Iteration) -> None:
         shown = (iteration.draft, iteration.wanted)

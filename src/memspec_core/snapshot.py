@@ -107,7 +107,8 @@ class TargetSnapshot:
 class RuntimeSnapshot:
     """Everything that status messages, services and diagnostics show.
 
-    `proposal`: what the next iteration proposes, in words.
+    `proposal`: what the next iteration proposes, in words; `predictor_error`: why the strategy has
+    to do without its predictor, empty where it does not.
     """
 
     resident_capacity: int
@@ -123,6 +124,7 @@ class RuntimeSnapshot:
     active: str = ""
     wanted: str = ""
     proposal: str = ""
+    predictor_error: str = ""
     drafts: tuple[DraftSnapshot, ...] = ()
     target: TargetSnapshot = field(default_factory=TargetSnapshot)
     memory: MemorySnapshot = field(default_factory=MemorySnapshot)

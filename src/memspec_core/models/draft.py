@@ -1,8 +1,6 @@
 """Draft checkpoints: the project's own folders with a manifest, or any full checkpoint."""
 
 import json
-import os
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import sha256
@@ -18,6 +16,7 @@ from memspec_core.models.configuration import DecoderConfig
 from memspec_core.models.decoder import Decoder, DecoderParts, FeatureDecoder, Fuse
 from memspec_core.models.kv_cache import KeyValueCache
 from memspec_core.models.linear import Linear, Table
+from memspec_core.models.places import brought_along, model_places
 from memspec_core.models.quantised import GROUP_SIZE, round_to_int4
 from memspec_core.models.safetensors_files import SafetensorsFiles
 from memspec_core.models.sources import FINAL_NORM, HEAD
@@ -127,14 +126,14 @@ def draft_folder(name: str, path: str) -> Path:
     """Return the folder of a draft; "default" is the one that the project brings along."""
     if path != DEFAULT:
         return Path(path).expanduser()
-    places = [place / name for place in _model_places()]
-    for place in places:
-        if place.is_dir():
-            return place
-    raise CheckpointError(
-        f"The project brings no draft '{name}' along (looked in "
-        f"{', '.join(map(str, places))}); set drafts.{name}.path to its folder."
-    )
+    found = brought_along(name)
+    if found is None:
+        places = ", ".join(map(str, model_places()))
+        raise CheckpointError(
+            f"The project brings no draft '{name}' along (looked in {places}); set "
+            f"drafts.{name}.path to its folder."
+        )
+    return found
 
 
 def plan_draft(name: str, path: str, target: TargetPlan | Target) -> DraftPlan:
@@ -217,14 +216,6 @@ def weights_are_whole(folder: Path, manifest: Manifest) -> bool:
     """Whether the weights' file is the one that the manifest was written for."""
     found = sha256(_weights_file(folder).read_bytes()).hexdigest()
     return found == manifest.weights_sha256
-
-
-def _model_places() -> list[Path]:
-    """Folders that may hold the project's drafts: the source tree, then ament prefixes."""
-    source_tree = Path(__file__).resolve().parents[3] / "models"
-    prefixes = [p for p in os.environ.get("AMENT_PREFIX_PATH", "").split(os.pathsep) if p]
-    shares = [Path(p) / "share" / "memspec_ros" / "models" for p in [*prefixes, sys.prefix]]
-    return [source_tree, *shares]
 
 
 def _kv_bytes(config: DecoderConfig, target: TargetPlan | Target, backend: Backend) -> int:

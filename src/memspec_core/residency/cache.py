@@ -91,16 +91,17 @@ class DraftCache:
         self._counts = _Counts()
         self._active: str | None = None
 
-    def update(self, ranking: Ranking, active: str | None) -> None:
+    def update(self, ranking: Ranking, active: str | None, most: int | None = None) -> None:
         """Steer the resident set towards the working set W = top K of the ranking.
 
         As Algorithm 2, except that loads under way count towards K and that pinned drafts stay.
+        With `most`, W has so many drafts at the most.
         """
         with self._lock:
             self.collect()
             self._active = active
             self._scores = dict(ranking.scores)
-            working_set = ranking.order[: self.capacity]
+            working_set = ranking.order[: min(self.capacity, most or self.capacity)]
             for name in working_set:
                 if name in self._resident or name in self._loading or not self.may_load(name):
                     continue
@@ -108,14 +109,34 @@ class DraftCache:
                     self._start(name)
             self._shrink(working_set)
 
+    def count_demand(self, name: str | None) -> None:
+        """Count whether the draft that is wanted now is resident: a hit or a miss."""
+        with self._lock:
+            self.collect()
+            if name is not None:
+                self._counts.hits += name in self._resident
+                self._counts.misses += name not in self._resident
+
+    @property
+    def residents(self) -> Mapping[str, Draft]:
+        """The resident drafts by name."""
+        return self._resident
+
+    @property
+    def loading(self) -> tuple[str, ...]:
+        """Names of the drafts that are being loaded."""
+        return tuple(self._loading)
+
+    @property
+    def load_seconds(self) -> float:
+        """The median of what loads took, 0 before the first."""
+        with self._lock:
+            return _quantile(sorted(self._counts.load_seconds), 0.5)
+
     def best_resident(self, ranking: Ranking) -> Draft | None:
         """Return the best-ranked resident draft (d = argmax over G), or None."""
         with self._lock:
             self.collect()
-            if ranking.order:
-                hit = ranking.order[0] in self._resident
-                self._counts.hits += hit
-                self._counts.misses += not hit
             name = next((name for name in ranking.order if name in self._resident), None)
             self._active = name
             return None if name is None else self._resident[name]
