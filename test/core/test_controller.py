@@ -234,7 +234,7 @@ def test_times_go_to_their_kinds(desk: Desk) -> None:
     assert all(event.seconds.load_wait == event.seconds.prompt == 0.0 for event in events[1:])
     interval = desk.settings.scheduling_interval
     predictions = [event.seconds.prediction for event in events]
-    assert predictions == [float(place % interval == 0) for place in range(len(events))]
+    assert predictions == [2.0 * (place % interval == 0) for place in range(len(events))]
 
 
 def test_a_static_strategy_and_none(desk: Desk, plain: list[int]) -> None:
