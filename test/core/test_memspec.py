@@ -13,7 +13,7 @@ from memspec_core.prediction.context import prompt_mean, recent_mean
 from memspec_core.prediction.head import RankingHead
 from memspec_core.prediction.predictor import Predictor
 from memspec_core.request import GenerationRequest
-from memspec_core.settings import Settings
+from memspec_core.settings import STRATEGY_NAMES, Settings
 from memspec_core.speculation.decodings import Decodings
 from memspec_core.speculation.planner import Planner
 from memspec_core.strategies import Context, MemSpec, PredictionOnly, create_strategy
@@ -103,6 +103,16 @@ def test_the_settings_choose_the_form() -> None:
             assert type(strategy) is kind
             assert (strategy.rank(on_code()).outlook is not None) == observation
     assert (MemSpec.prepares, PredictionOnly.prepares) == (None, 1)
+
+
+@pytest.mark.parametrize("name", STRATEGY_NAMES)
+def test_every_strategy_of_the_settings_ranks_all_drafts_or_one(name: str) -> None:
+    settings = Settings.from_parameters({"strategy": name, "drafts.names": list(NAMES)})
+    strategy = create_strategy(settings)
+    ranking = strategy.rank(Context(()))
+    assert strategy.name == name
+    assert len(ranking.scores) == (1 if name == "general_static" else len(NAMES))
+    assert strategy.waits == (name == "mab_sync")
 
 
 def test_decoding_shows_the_states_that_a_trace_holds(target_folder: Path) -> None:

@@ -3,6 +3,7 @@
 from memspec_core.prediction.head import RankingHead
 from memspec_core.prediction.predictor import Predictor
 from memspec_core.settings import Settings
+from memspec_core.strategies.bandit import MabAsync, MabSync
 from memspec_core.strategies.base import Context, Outlook, Ranking, Strategy
 from memspec_core.strategies.memspec import MemSpec, PredictionOnly
 from memspec_core.strategies.static import GeneralStatic, StaticStrategy
@@ -10,6 +11,8 @@ from memspec_core.strategies.static import GeneralStatic, StaticStrategy
 __all__ = [
     "Context",
     "GeneralStatic",
+    "MabAsync",
+    "MabSync",
     "MemSpec",
     "Outlook",
     "PredictionOnly",
@@ -31,6 +34,9 @@ def create_strategy(settings: Settings, head: RankingHead | None = None) -> Stra
     names = settings.draft_names
     if settings.strategy == GeneralStatic.name:
         return GeneralStatic(names)
+    bandits = {kind.name: kind for kind in (MabSync, MabAsync)}
+    if settings.strategy in bandits:
+        return bandits[settings.strategy](names, settings.bandit_exploration)
     plan = predictor = None
     if head is not None:
         length = settings.draft_length or USUAL_LENGTH
