@@ -179,9 +179,7 @@ def _predictor_folder(path: str) -> Path:
 
 
 def _load_predictor(settings: Settings, target: Target) -> tuple[RankingHead | None, str]:
-    """Return the predictor that the strategy needs, or why there is none."""
-    if settings.strategy not in _PREDICTING:
-        return None, ""
+    """Return the predictor, or why the strategy has to do without it."""
     try:
         head = load_head(_predictor_folder(settings.predictor_path), target.checkpoint.sha256())
         if head.plan.encoder != HIDDEN_STATES:
@@ -195,6 +193,8 @@ def _load_predictor(settings: Settings, target: Target) -> tuple[RankingHead | N
                 f"their taps are {list(target.cache.taps)}."
             )
     except PredictorError as error:
+        if settings.strategy not in _PREDICTING:
+            return None, ""
         _LOG.warning("All drafts count alike: %s", error)
         return None, str(error)
     return head, ""

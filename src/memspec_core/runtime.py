@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 
 from memspec_core.clock import Clock, SystemClock
@@ -133,17 +134,23 @@ class Runtime:
         with self._condition:
             self._require_room()
 
-    def submit(self, request: GenerationRequest, listener: Listener | None = None) -> Generation:
+    def submit(
+        self,
+        request: GenerationRequest,
+        listener: Listener | None = None,
+        strategy: Strategy | None = None,
+    ) -> Generation:
         """Queue a request.
 
         A `listener` is called with each iteration in the worker's thread, between two iterations:
         what it does delays decoding, but costs less than waking another thread on busy cores.
-        Raises `RequestError`, `QueueFullError` or `NotAcceptingError`, one sentence each.
+        A `strategy`, new for this request, replaces the one that the settings name. Raises
+        `RequestError`, `QueueFullError` or `NotAcceptingError`, one sentence each.
         """
         checked = request.validated(self._settings.draft_names)
         with self._condition:
             self._require_room()
-            generation = Generation(checked, self._clock.now(), self._cancel, listener)
+            generation = Generation(checked, self._clock.now(), self._cancel, listener, strategy)
             self._queue.append(generation)
             self._counters.count_accepted()
             self._condition.notify_all()
@@ -173,20 +180,16 @@ class Runtime:
         if draft not in self._settings.draft_names:
             known = ", ".join(self._settings.draft_names) or "none"
             raise UnknownDraftError(f"Unknown draft '{draft}'; there are: {known}.")
-        done: Future[None] = Future()
+        self._command(lambda engine: engine.cache.pin(draft, pinned))
 
-        def command() -> None:
-            try:
-                self._loaded_engine().cache.pin(draft, pinned)
-                done.set_result(None)
-            except Exception as error:
-                done.set_exception(error)
+    def unload_drafts(self) -> None:
+        """Let all drafts go, as after configure with none resident; raises `NotAcceptingError`."""
+        self._command(lambda engine: engine.cache.clear())
 
-        with self._condition:
-            self._loaded_engine()
-            self._commands.append(command)
-            self._condition.notify_all()
-        done.result()
+    def strategy(self, name: str) -> Strategy:
+        """Return a new strategy of a name, with the predictor that is loaded."""
+        settings = replace(self._settings, strategy=name)
+        return create_strategy(settings, self._loaded_engine().predictor)
 
     def snapshot(self) -> RuntimeSnapshot:
         """Return the state as of now; never waits for decoding or loading."""
@@ -235,6 +238,23 @@ class Runtime:
             )
             for name, plan in engine.drafts.items()
         )
+
+    def _command(self, action: Callable[[Engine], None]) -> None:
+        """Have the worker do something between two iterations, and wait for it."""
+        done: Future[None] = Future()
+
+        def command() -> None:
+            try:
+                action(self._loaded_engine())
+                done.set_result(None)
+            except Exception as error:
+                done.set_exception(error)
+
+        with self._condition:
+            self._loaded_engine()
+            self._commands.append(command)
+            self._condition.notify_all()
+        done.result()
 
     def _loaded_engine(self) -> Engine:
         if self._engine is None:
@@ -349,7 +369,7 @@ class Runtime:
         iterations = self._engine.controller.generate(
             generation.request,
             prompt_ids,
-            self._strategy(generation.request),
+            generation.strategy or self._strategy(generation.request),
             lambda: generation.interruption(self._clock.now()),
         )
         reason = FinishReason.ABORTED
@@ -365,7 +385,7 @@ class Runtime:
     def _strategy(self, request: GenerationRequest) -> Strategy:
         if request.draft:
             return StaticStrategy(request.draft)
-        return create_strategy(self._settings, self._loaded_engine().predictor)
+        return self.strategy(self._settings.strategy)
 
     def _show(self, iteration: Iteration) -> None:
         shown = (iteration.draft, iteration.wanted)
