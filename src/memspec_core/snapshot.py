@@ -56,6 +56,7 @@ class MemorySnapshot:
 class LoadCounters:
     """Loads of drafts since configure. A hit: a wanted draft was resident when scheduled."""
 
+    loads: int = 0
     hits: int = 0
     misses: int = 0
     evictions: int = 0

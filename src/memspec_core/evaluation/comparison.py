@@ -6,13 +6,13 @@ that every strategy may wait for; it is left out of the rates, as prompt process
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from memspec_core.errors import MeasurementError, SettingsError
 from memspec_core.iteration import Iteration
 from memspec_core.models.draft import draft_folder
+from memspec_core.models.pieces import forget
 from memspec_core.request import FinishReason, GenerationRequest
 from memspec_core.runtime import Runtime
 from memspec_core.settings import Settings
@@ -174,5 +174,4 @@ class _Comparison:
         if self._plan.cold:
             for folder in self._folders:
                 for file in folder.iterdir():
-                    with file.open("rb") as opened:
-                        drop_from_page_cache(opened.fileno())
+                    forget(file)
