@@ -126,8 +126,8 @@ class _Comparison:
         for number, (set_name, index, text) in enumerate(prompts):
             # The order turns, so that no strategy always comes after the same one.
             turn = number % len(self._names)
-            for name in (*self._names[turn:], *self._names[:turn]):
-                runs.append(self._answer(name, set_name, index, text))
+            order = (*self._names[turn:], *self._names[:turn])
+            runs += [self._answer(name, set_name, index, text) for name in order]
             progress("comparing strategies", number + 1, len(prompts))
         return runs
 
