@@ -2,45 +2,64 @@
 
 import logging
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 
 from memspec_core.clock import Clock
 from memspec_core.errors import CheckpointError, MemoryBudgetError
-from memspec_core.iteration import Iteration, IterationSeconds
-from memspec_core.models.target import Target
-from memspec_core.request import LOOKUP, PLAIN, GenerationRequest
+from memspec_core.iteration import Iteration
+from memspec_core.measurement.decisions import Decision, hash_of_context
+from memspec_core.measurement.stopwatch import LOAD_WAIT, PREDICTION, PROMPT, Stopwatch
+from memspec_core.request import PLAIN, GenerationRequest
 from memspec_core.residency.cache import DraftCache
 from memspec_core.settings import Settings
-from memspec_core.speculation.decoding import Decoding, Interruption
-from memspec_core.speculation.lookup import NgramLookup
-from memspec_core.speculation.planner import Planner
+from memspec_core.speculation.course import Begin, Course, Interruption
 from memspec_core.speculation.proposal import Draft
-from memspec_core.strategies import Context, Ranking, Strategy
+from memspec_core.strategies import USUAL_LENGTH, Context, Ranking, Strategy
+from memspec_core.strategies.utility import DraftCosts, Utility
 
 _LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Interval:
+    """What runs until the next scheduling point, and what the strategy would have run."""
+
+    draft: Draft | None
+    wanted: str
+    settings: Settings
+
+    @property
+    def iterations(self) -> int:
+        return self.settings.scheduling_interval
+
+    @property
+    def length(self) -> int:
+        return self.settings.draft_length
 
 
 class Controller:
     """Runs generations, one at a time, with drafts that a strategy ranks and a cache holds.
 
-    `settings` is asked at each scheduling point, so that K, N, T and gamma that change at run
-    time take effect in the next interval.
+    `begin` begins the generation of a request. `settings` is asked at each scheduling point, so
+    that K, N, T and gamma that change at run time take effect in the next interval. `on_decision`
+    is told each decision, where somebody listens.
     """
 
     def __init__(
         self,
-        target: Target,
+        begin: Begin,
         cache: DraftCache,
-        planner: Planner,
+        costs: DraftCosts,
         settings: Callable[[], Settings],
         clock: Clock,
+        on_decision: Callable[[Decision], None] | None = None,
     ) -> None:
-        self._target = target
+        self._begin = begin
         self._cache = cache
-        self._planner = planner
-        self._lookup = NgramLookup()
+        self._costs = costs
         self._settings = settings
         self._clock = clock
+        self._on_decision = on_decision
 
     def generate(
         self,
@@ -54,82 +73,117 @@ class Controller:
         A generator whose end, by whatever way, leaves all KV caches consistent. Raises
         `PromptTooLongError`, `CheckpointError` and `MemoryBudgetError` before the first token.
         """
-        decoding = Decoding(
-            self._target,
-            prompt_ids,
-            request,
-            max_new_tokens=request.max_new_tokens or self._settings().default_max_new_tokens,
-            planner=self._planner,
-            lookup=self._lookup_for(request),
-            interruption=interruption,
-            clock=self._clock,
-        )
+        course = self._begin(request, prompt_ids, interruption)
         try:
-            yield from self._run(decoding, strategy)
+            yield from self._run(course, strategy)
         except Exception:
-            yield decoding.rest()  # what was held back is part of the answer too
+            yield course.rest()  # what was held back is part of the answer too
             raise
         finally:
-            decoding.close()
+            course.close()
             self._cache.rest()
 
-    def _run(self, decoding: Decoding, strategy: Strategy) -> Generator[Iteration, None, None]:
-        ranking, seconds = self._ranked(strategy, Context(decoding.prompt_ids))
-        active, seconds = self._initial_draft(strategy, ranking, seconds)
-        self._cache.update(ranking, _name(active))
-        seconds = self._read_prompt(decoding, active, seconds)
+    def _run(self, course: Course, strategy: Strategy) -> Generator[Iteration, None, None]:
+        watch = Stopwatch(self._clock)
+        with watch.timing(PROMPT):
+            course.read_prompt()
+        interval = self._schedule(course, strategy, watch)
+        if interval.draft is not None:
+            with watch.timing(PROMPT):
+                course.catch_up(interval.draft)
         while True:
-            settings = self._settings()
-            for _ in range(settings.scheduling_interval):
-                iteration = decoding.iterate(
-                    active, ranking.best or PLAIN, settings.draft_length, seconds
+            for _ in range(interval.iterations):
+                iteration = course.iterate(
+                    interval.draft, interval.wanted, interval.length, watch.take()
                 )
-                seconds = IterationSeconds()
                 strategy.observe(iteration)
                 yield iteration
                 if iteration.finish_reason is not None:
                     return
-            context = Context(decoding.prompt_ids, decoding.recent_ids(settings.recent_tokens))
-            ranking, seconds = self._ranked(strategy, context)
-            self._cache.update(ranking, _name(active))
-            active = self._cache.best_resident(ranking)
+            interval = self._schedule(course, strategy, watch)
 
-    def _ranked(self, strategy: Strategy, context: Context) -> tuple[Ranking, IterationSeconds]:
-        started = self._clock.now()
-        ranking = strategy.rank(context)
-        return ranking, IterationSeconds(prediction=self._clock.now() - started)
+    def _schedule(self, course: Course, strategy: Strategy, watch: Stopwatch) -> _Interval:
+        """Rank, take the best resident draft, and have better ones made ready."""
+        settings = self._settings()
+        with watch.timing(PREDICTION):
+            context = _context(course, settings)
+            ranking = strategy.rank(context)
+            utility = self._utility(ranking, course, settings)
+            choice = utility.net(ranking) if utility else ranking
+            self._cache.count_demand(choice.best)
+        if strategy.waits or (settings.initial_wait and not context.place):
+            with watch.timing(LOAD_WAIT):
+                self._wait_for(ranking, strategy)
+        with watch.timing(PREDICTION):
+            active = self._cache.best_resident(choice)
+            name = None if active is None else active.name
+            wanted = ranking
+            if utility and name:
+                wanted = utility.worth_loading(
+                    ranking, name, course.remaining_tokens, self._cache.load_seconds
+                )
+            self._cache.update(wanted, name, strategy.prepares)
+        best = choice.best if choice.best in wanted.scores else name
+        interval = _Interval(active, best or PLAIN, settings)
+        if self._on_decision is not None:
+            self._on_decision(self._decision(context, strategy, ranking, interval, watch))
+        return interval
 
-    def _initial_draft(
-        self, strategy: Strategy, ranking: Ranking, seconds: IterationSeconds
-    ) -> tuple[Draft | None, IterationSeconds]:
-        """Load the top draft and wait for it: the only wait."""
-        started = self._clock.now()
-        draft = next(filter(None, (self._load(name, strategy) for name in ranking.order)), None)
-        return draft, replace(seconds, load_wait=self._clock.now() - started)
+    def _wait_for(self, ranking: Ranking, strategy: Strategy) -> None:
+        """Load the best draft and wait for it; the next best where it cannot be loaded."""
+        for name in ranking.order:
+            if not strategy.insists and not self._cache.may_load(name):
+                continue
+            try:
+                self._cache.require(name)
+            except (CheckpointError, MemoryBudgetError) as error:
+                if strategy.insists:
+                    raise
+                _LOG.warning("Decoding goes on without the draft %s: %s", name, error)
+            else:
+                return
 
-    def _load(self, name: str, strategy: Strategy) -> Draft | None:
-        if not strategy.insists and not self._cache.may_load(name):
+    def _utility(self, ranking: Ranking, course: Course, settings: Settings) -> Utility | None:
+        """Return what weighs the ranking by costs, where it may be weighed."""
+        if ranking.outlook is None or not settings.cost_aware:
             return None
-        try:
-            return self._cache.require(name)
-        except (CheckpointError, MemoryBudgetError) as error:
-            if strategy.insists:
-                raise
-            _LOG.warning("Decoding goes on without the draft %s: %s", name, error)
-            return None
+        residents = self._cache.residents
+        everything = len(course.prompt_ids) + course.generated_tokens
+        unseen = {
+            name: course.unseen_tokens(residents[name]) if name in residents else everything
+            for name in ranking.scores
+        }
+        return Utility(self._costs, settings.draft_length or USUAL_LENGTH, unseen)
 
-    def _lookup_for(self, request: GenerationRequest) -> NgramLookup | None:
-        """Return the lookup for requests that leave the choice to the runtime or name it."""
-        wanted = request.draft == LOOKUP or (not request.draft and self._settings().lookup)
-        return self._lookup if wanted else None
+    def _decision(
+        self,
+        context: Context,
+        strategy: Strategy,
+        ranking: Ranking,
+        interval: _Interval,
+        watch: Stopwatch,
+    ) -> Decision:
+        return Decision(
+            at_seconds=self._clock.now(),
+            context_hash=hash_of_context(context.prompt_ids, context.recent_ids),
+            place=context.place,
+            strategy=strategy.name,
+            scores=dict(ranking.scores),
+            resident=tuple(self._cache.residents),
+            loading=self._cache.loading,
+            wanted=interval.wanted,
+            active=PLAIN if interval.draft is None else interval.draft.name,
+            prediction_seconds=watch.spent(PREDICTION),
+            load_wait_seconds=watch.spent(LOAD_WAIT),
+        )
 
-    def _read_prompt(
-        self, decoding: Decoding, active: Draft | None, seconds: IterationSeconds
-    ) -> IterationSeconds:
-        started = self._clock.now()
-        decoding.read_prompt(active)
-        return replace(seconds, prompt=self._clock.now() - started)
 
-
-def _name(draft: Draft | None) -> str | None:
-    return None if draft is None else draft.name
+def _context(course: Course, settings: Settings) -> Context:
+    count = settings.recent_tokens
+    return Context(
+        course.prompt_ids,
+        course.recent_ids(count),
+        course.generated_tokens,
+        course.prompt_state,
+        course.recent_states(count),
+    )

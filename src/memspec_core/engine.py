@@ -5,25 +5,41 @@ import gc
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from memspec_core.clock import Clock
 from memspec_core.controller import Controller
-from memspec_core.models.draft import FEATURE, DraftPlan, plan_draft, shared_taps
-from memspec_core.models.target import Target, parse_device, plan_target
+from memspec_core.errors import PredictorError
+from memspec_core.measurement.decisions import Decision
+from memspec_core.models.draft import (
+    FEATURE,
+    DraftPlan,
+    plan_draft,
+    shared_taps,
+)
+from memspec_core.models.places import brought_along
+from memspec_core.models.target import Target, TargetPlan, parse_device, plan_target
+from memspec_core.prediction.head import HIDDEN_STATES, RankingHead, load_head
 from memspec_core.residency.cache import DraftBytes, DraftCache
 from memspec_core.residency.ledger import Account, Ledger, open_ledger
 from memspec_core.residency.loader import DraftLoader
-from memspec_core.settings import Settings
+from memspec_core.settings import DEFAULT, Settings
 from memspec_core.snapshot import TargetSnapshot
 from memspec_core.speculation.calibration import calibrate
 from memspec_core.speculation.chain import IndependentDraft
+from memspec_core.speculation.decodings import Decodings
 from memspec_core.speculation.feature import FeatureDraft, FeatureTreeDraft
 from memspec_core.speculation.planner import Planner
 from memspec_core.speculation.proposal import Draft
 from memspec_core.speculation.tree import TreeDraft
-from memspec_core.strategies import Context, create_strategy
+from memspec_core.strategies import Context, MemSpec, PredictionOnly, create_strategy
+
+PREDICTOR = "predictor"
+"""The name under which the project brings its predictor along."""
+
+_PREDICTING = (MemSpec.name, PredictionOnly.name)
 
 _LOG = logging.getLogger(__name__)
 
@@ -42,6 +58,8 @@ class Engine:
     cache: DraftCache
     planner: Planner
     controller: Controller
+    predictor: RankingHead | None
+    predictor_error: str
 
     def describe_target(self) -> TargetSnapshot:
         """Return what the target is and what computes it."""
@@ -70,8 +88,9 @@ def load_engine(
     between_parts: Callable[[], None],
     on_change: Callable[[], None],
     on_load_finished: Callable[[], None],
+    on_decision: Callable[[Decision], None] | None = None,
 ) -> Engine:
-    """Load the target and the first drafts.
+    """Load the target, the predictor and the first drafts.
 
     `settings` is asked again while decoding. Raises `CheckpointError`, `SettingsError` or
     `MemoryBudgetError`, and whatever `between_parts` raises; nothing stays behind then.
@@ -89,7 +108,7 @@ def load_engine(
     )
     ledger.reserve(Account.TARGET, "target", plan.weight_bytes)
     drafts = {d.name: plan_draft(d.name, d.path, plan) for d in chosen.drafts}
-    plan = plan.with_taps(shared_taps(drafts.values()))
+    plan = plan.with_taps(shared_taps(drafts.values()) or _states_for(chosen, plan))
     ledger.reserve(Account.KV, "target", plan.kv_bytes)
     target = plan.load(between_parts)
     if target.backend.own_threads:
@@ -117,8 +136,10 @@ def load_engine(
         cache.clear()
         loader.close()
         raise
-    controller = Controller(target, cache, planner, settings, clock)
-    return Engine(target, drafts, ledger, loader, cache, planner, controller)
+    decodings = Decodings(target, planner, settings, clock)
+    controller = Controller(decodings.begin, cache, planner, settings, clock, on_decision)
+    head, error = _load_predictor(chosen, target)
+    return Engine(target, drafts, ledger, loader, cache, planner, controller, head, error)
 
 
 def return_memory() -> None:
@@ -141,6 +162,42 @@ def _load_draft(plan: DraftPlan, target: Target, shape: str) -> Draft:
     decoder, cache = plan.load(target)
     kind = TreeDraft if is_tree else IndependentDraft
     return kind(plan.name, decoder, cache, vocabulary_size)
+
+
+def _states_for(settings: Settings, plan: TargetPlan) -> tuple[int, ...]:
+    """Return the layers whose states a strategy needs where no draft does: the last, or none."""
+    return (plan.checkpoint.config.layers - 1,) if settings.strategy in _PREDICTING else ()
+
+
+def _predictor_folder(path: str) -> Path:
+    if path != DEFAULT:
+        return Path(path).expanduser()
+    found = brought_along(PREDICTOR)
+    if found is None:
+        raise PredictorError("The project brings no predictor along; set predictor.path.")
+    return found
+
+
+def _load_predictor(settings: Settings, target: Target) -> tuple[RankingHead | None, str]:
+    """Return the predictor, or why the strategy has to do without it."""
+    try:
+        head = load_head(_predictor_folder(settings.predictor_path), target.checkpoint.sha256())
+        if head.plan.encoder != HIDDEN_STATES:
+            raise PredictorError(
+                f"The predictor in {settings.predictor_path} reads '{head.plan.encoder}', which is "
+                f"for comparison only; train one on {HIDDEN_STATES}."
+            )
+        if target.cache.taps[-1:] != (target.decoder.config.layers - 1,):
+            raise PredictorError(
+                "The predictor reads the target's last states, which these drafts do not keep; "
+                f"their taps are {list(target.cache.taps)}."
+            )
+    except PredictorError as error:
+        if settings.strategy not in _PREDICTING:
+            return None, ""
+        _LOG.warning("All drafts count alike: %s", error)
+        return None, str(error)
+    return head, ""
 
 
 def _load_first_drafts(

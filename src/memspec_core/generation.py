@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from memspec_core.iteration import Iteration
 from memspec_core.measurement.statistics import GenerationRecorder
 from memspec_core.request import FinishReason, GenerationRequest, GenerationResult
+from memspec_core.strategies.base import Strategy
 
 Listener = Callable[[Iteration], None]
 
@@ -15,7 +16,8 @@ class Generation:
     """What `Runtime.submit` returns. Any thread may cancel, iterate or wait; one iterates.
 
     With a `listener` each iteration goes to it, in the worker's thread, and `iterations` yields
-    none; a listener that raises aborts its generation.
+    none; a listener that raises aborts its generation. `strategy`: its own one, None for what the
+    settings name.
     """
 
     def __init__(
@@ -24,8 +26,10 @@ class Generation:
         submitted_at: float,
         on_cancel: Callable[["Generation"], None],
         listener: Listener | None = None,
+        strategy: Strategy | None = None,
     ) -> None:
         self.request = request
+        self.strategy = strategy
         self.submitted_at = submitted_at
         self._on_cancel = on_cancel
         self._events: queue.SimpleQueue[Iteration | None] = queue.SimpleQueue()

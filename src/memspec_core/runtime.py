@@ -6,6 +6,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
 
 from memspec_core.clock import Clock, SystemClock
 from memspec_core.engine import Engine, load_engine, return_memory
@@ -19,6 +21,7 @@ from memspec_core.errors import (
 from memspec_core.generation import Generation, Listener
 from memspec_core.iteration import Iteration
 from memspec_core.measurement.counters import RuntimeCounters
+from memspec_core.measurement.decisions import Decision, decision_writer
 from memspec_core.request import LOOKUP, PLAIN, FinishReason, GenerationRequest
 from memspec_core.settings import Settings
 from memspec_core.snapshot import (
@@ -38,7 +41,8 @@ class Runtime:
     """Loads models, takes requests through a gate and a bounded queue, and runs them in turn.
 
     Any thread may call any method. `on_change` is called from the worker or the loader whenever
-    the drafts, the queue or the gate have changed; it must return at once.
+    the drafts, the queue or the gate have changed, `on_decision` from the worker with each
+    scheduling decision; both must return at once.
     """
 
     def __init__(
@@ -47,10 +51,12 @@ class Runtime:
         *,
         clock: Clock | None = None,
         on_change: Callable[[], None] | None = None,
+        on_decision: Callable[[Decision], None] | None = None,
     ) -> None:
         self._settings = settings
         self._clock = clock or SystemClock()
         self._on_change = on_change or (lambda: None)
+        self._on_decision = on_decision
         self._counters = RuntimeCounters(self._clock)
         self._condition = threading.Condition()
         self._queue: deque[Generation] = deque()
@@ -128,17 +134,23 @@ class Runtime:
         with self._condition:
             self._require_room()
 
-    def submit(self, request: GenerationRequest, listener: Listener | None = None) -> Generation:
+    def submit(
+        self,
+        request: GenerationRequest,
+        listener: Listener | None = None,
+        strategy: Strategy | None = None,
+    ) -> Generation:
         """Queue a request.
 
         A `listener` is called with each iteration in the worker's thread, between two iterations:
         what it does delays decoding, but costs less than waking another thread on busy cores.
-        Raises `RequestError`, `QueueFullError` or `NotAcceptingError`, one sentence each.
+        A `strategy`, new for this request, replaces the one that the settings name. Raises
+        `RequestError`, `QueueFullError` or `NotAcceptingError`, one sentence each.
         """
         checked = request.validated(self._settings.draft_names)
         with self._condition:
             self._require_room()
-            generation = Generation(checked, self._clock.now(), self._cancel, listener)
+            generation = Generation(checked, self._clock.now(), self._cancel, listener, strategy)
             self._queue.append(generation)
             self._counters.count_accepted()
             self._condition.notify_all()
@@ -168,20 +180,16 @@ class Runtime:
         if draft not in self._settings.draft_names:
             known = ", ".join(self._settings.draft_names) or "none"
             raise UnknownDraftError(f"Unknown draft '{draft}'; there are: {known}.")
-        done: Future[None] = Future()
+        self._command(lambda engine: engine.cache.pin(draft, pinned))
 
-        def command() -> None:
-            try:
-                self._loaded_engine().cache.pin(draft, pinned)
-                done.set_result(None)
-            except Exception as error:
-                done.set_exception(error)
+    def unload_drafts(self) -> None:
+        """Let all drafts go, as after configure with none resident; raises `NotAcceptingError`."""
+        self._command(lambda engine: engine.cache.clear())
 
-        with self._condition:
-            self._loaded_engine()
-            self._commands.append(command)
-            self._condition.notify_all()
-        done.result()
+    def strategy(self, name: str) -> Strategy:
+        """Return a new strategy of a name, with the predictor that is loaded."""
+        settings = replace(self._settings, strategy=name)
+        return create_strategy(settings, self._loaded_engine().predictor)
 
     def snapshot(self) -> RuntimeSnapshot:
         """Return the state as of now; never waits for decoding or loading."""
@@ -202,6 +210,7 @@ class Runtime:
             active=self._active,
             wanted=self._wanted,
             drafts=self._draft_snapshots(engine),
+            predictor_error=engine.predictor_error if engine else "",
             proposal=engine.planner.plan.describe() if engine else "",
             target=engine.describe_target() if engine else TargetSnapshot(),
             memory=engine.ledger.snapshot() if engine else MemorySnapshot(),
@@ -229,6 +238,23 @@ class Runtime:
             )
             for name, plan in engine.drafts.items()
         )
+
+    def _command(self, action: Callable[[Engine], None]) -> None:
+        """Have the worker do something between two iterations, and wait for it."""
+        done: Future[None] = Future()
+
+        def command() -> None:
+            try:
+                action(self._loaded_engine())
+                done.set_result(None)
+            except Exception as error:
+                done.set_exception(error)
+
+        with self._condition:
+            self._loaded_engine()
+            self._commands.append(command)
+            self._condition.notify_all()
+        done.result()
 
     def _loaded_engine(self) -> Engine:
         if self._engine is None:
@@ -266,6 +292,7 @@ class Runtime:
                 between_parts=self._stop_if_closing,
                 on_change=self._on_change,
                 on_load_finished=self._collect_loads,
+                on_decision=self._decision_listener(),
             )
         except BaseException as error:
             loaded.set_exception(error)
@@ -278,6 +305,18 @@ class Runtime:
             self._worker_error = f"The worker thread died: {error!r}."
         finally:
             self._free()
+
+    def _decision_listener(self) -> Callable[[Decision], None] | None:
+        """Return what is told decisions: whoever asked for them, and the file of the settings."""
+        listeners = [self._on_decision] if self._on_decision else []
+        if self._settings.decisions_path:
+            listeners.append(decision_writer(Path(self._settings.decisions_path).expanduser()))
+
+        def tell(decision: Decision) -> None:
+            for listener in listeners:
+                listener(decision)
+
+        return tell if listeners else None
 
     def _stop_if_closing(self) -> None:
         if self._closing:
@@ -330,7 +369,7 @@ class Runtime:
         iterations = self._engine.controller.generate(
             generation.request,
             prompt_ids,
-            self._strategy(generation.request),
+            generation.strategy or self._strategy(generation.request),
             lambda: generation.interruption(self._clock.now()),
         )
         reason = FinishReason.ABORTED
@@ -344,7 +383,9 @@ class Runtime:
         return reason
 
     def _strategy(self, request: GenerationRequest) -> Strategy:
-        return StaticStrategy(request.draft) if request.draft else create_strategy(self._settings)
+        if request.draft:
+            return StaticStrategy(request.draft)
+        return self.strategy(self._settings.strategy)
 
     def _show(self, iteration: Iteration) -> None:
         shown = (iteration.draft, iteration.wanted)

@@ -18,7 +18,7 @@ from memspec_core.request import LOOKUP, PLAIN
 DEFAULT = "default"
 """The path that stands for the model that the project brings along."""
 
-STRATEGY_NAMES = ("general_static",)
+STRATEGY_NAMES = ("memspec", "general_static", "mab_sync", "mab_async", "prediction_only")
 DTYPES = ("stored", "fp32", "bf16", "int4", "int8")
 DRAFT_SHAPES = ("chain", "tree")
 _DRAFT_PATH = re.compile(r"drafts\.[^.]+\.path")
@@ -102,8 +102,45 @@ PARAMETERS: tuple[Parameter, ...] = (
     Parameter(
         "strategy",
         "general_static",
-        "How the draft is chosen.",
+        "How the draft is chosen: as a predictor expects, with the next ones made ready (memspec) "
+        "or not (prediction_only); always the draft 'general' (general_static); or as a bandit "
+        "learns, waiting for loads or not (mab_sync, mab_async).",
         choices=STRATEGY_NAMES,
+    ),
+    Parameter(
+        "predictor.path",
+        DEFAULT,
+        "Folder of the predictor; 'default' is the one that the project brings along. Without one "
+        "all drafts count alike.",
+    ),
+    Parameter(
+        "observation",
+        True,
+        "Whether what the target accepts corrects the predictor; false is the paper's form.",
+    ),
+    Parameter(
+        "cost_aware",
+        True,
+        "Whether drafts are weighed by what their catching up and loading cost (only with "
+        "observation); false is the paper's form.",
+    ),
+    Parameter(
+        "initial_wait",
+        True,
+        "Whether a goal waits for its first draft's load; otherwise it begins with a draft that is "
+        "resident, or plainly.",
+    ),
+    Parameter(
+        "bandit_exploration",
+        2.0,
+        "c: how much the bandits explore.",
+        minimum=0.0,
+        maximum=1000.0,
+    ),
+    Parameter(
+        "decisions.path",
+        "",
+        "File to which each scheduling decision is appended as a line of JSON; none if empty.",
     ),
     Parameter(
         "resident_capacity",
@@ -249,6 +286,12 @@ class Settings:
     dtype: str
     threads: int
     strategy: str
+    predictor_path: str
+    observation: bool
+    cost_aware: bool
+    initial_wait: bool
+    bandit_exploration: float
+    decisions_path: str
     resident_capacity: int
     scheduling_interval: int
     recent_tokens: int

@@ -56,6 +56,7 @@ class MemorySnapshot:
 class LoadCounters:
     """Loads of drafts since configure. A hit: a wanted draft was resident when scheduled."""
 
+    loads: int = 0
     hits: int = 0
     misses: int = 0
     evictions: int = 0
@@ -107,7 +108,8 @@ class TargetSnapshot:
 class RuntimeSnapshot:
     """Everything that status messages, services and diagnostics show.
 
-    `proposal`: what the next iteration proposes, in words.
+    `proposal`: what the next iteration proposes, in words; `predictor_error`: why the strategy has
+    to do without its predictor, empty where it does not.
     """
 
     resident_capacity: int
@@ -123,6 +125,7 @@ class RuntimeSnapshot:
     active: str = ""
     wanted: str = ""
     proposal: str = ""
+    predictor_error: str = ""
     drafts: tuple[DraftSnapshot, ...] = ()
     target: TargetSnapshot = field(default_factory=TargetSnapshot)
     memory: MemorySnapshot = field(default_factory=MemorySnapshot)

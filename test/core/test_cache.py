@@ -54,12 +54,18 @@ class HandLoader:
 class Room:
     """A cache with everything around it."""
 
-    def __init__(self, capacity: int = 2, budget: int = 1000, names: str = NAMES) -> None:
+    def __init__(
+        self,
+        capacity: int = 2,
+        budget: int = 1000,
+        names: str = NAMES,
+        sizes: dict[str, DraftBytes] | None = None,
+    ) -> None:
         self.loader = HandLoader()
         self.ledger = Ledger(budget)
         self.clock = ManualClock()
         self.changes = 0
-        sizes = dict.fromkeys(names, SIZE)
+        sizes = sizes or dict.fromkeys(names, SIZE)
         self.cache = DraftCache(
             sizes, self.loader, self.ledger, capacity, self.clock, self._changed
         )
@@ -114,6 +120,12 @@ def test_the_best_resident_draft_runs_until_the_wanted_one_has_come() -> None:
     second = room.cache.best_resident(wanted)
     assert second is not None
     assert second.name == "c"
+
+
+def test_demand_is_met_or_missed() -> None:
+    room = filled("ab")
+    for wanted in ("a", "c", "b", None):
+        room.cache.count_demand(wanted)
     counters = room.cache.counters()
     assert (counters.hits, counters.misses) == (2, 1)
 
@@ -150,7 +162,6 @@ def test_no_draft_is_resident_at_first() -> None:
     room = Room()
     assert room.cache.best_resident(ranking("ab")) is None
     assert room.cache.best_resident(Ranking({})) is None
-    assert room.cache.counters().misses == 1
 
 
 def test_memory_bounds_the_resident_set_as_well() -> None:
@@ -174,6 +185,150 @@ def test_loads_under_way_and_resident_drafts_are_on_the_ledger() -> None:
     room.cache.clear()
     assert room.ledger.snapshot().used_bytes == 0
     assert room.resident == ""
+
+
+# The working set, and loads that it has overtaken
+
+
+def test_what_does_not_fit_is_passed_over_for_what_does() -> None:
+    small, large = DraftBytes(10, 5), DraftBytes(100, 5)
+    room = Room(capacity=3, budget=120, sizes={"a": small, "b": large, "c": large, "d": small})
+    room.cache.update(ranking("abcd"), None)
+    assert room.loader.started == ["a", "b"]  # 120 bytes together
+    room = Room(capacity=3, budget=119, sizes={"a": small, "b": large, "c": large, "d": small})
+    room.cache.update(ranking("abcd"), None)
+    assert room.loader.started == ["a", "d"]
+
+
+def test_the_active_drafts_share_counts() -> None:
+    room = filled("a", budget=30)
+    room.cache.update(ranking("bcda"), "a")
+    assert room.loader.under_way == ["b"]
+    assert room.resident == "a"
+
+
+def test_memory_that_only_a_load_takes_is_on_the_books_until_it_lands() -> None:
+    size = DraftBytes(weights=10, kv=5, transient=20)
+    room = Room(budget=60, sizes={"a": size, "b": size})
+    room.cache.update(ranking("ab"), None)
+    assert room.loader.under_way == ["a"]
+    assert room.ledger.snapshot().in_flight_bytes == 30
+    room.loader.land()
+    room.cache.update(ranking("ab"), None)
+    assert room.resident == "a"
+    assert room.loader.under_way == ["b"]
+    room.loader.land()
+    room.cache.collect()
+    assert room.ledger.snapshot().used_bytes == 30
+
+
+def test_no_more_are_prepared_than_the_strategy_wants() -> None:
+    room = filled("a", capacity=4)
+    room.cache.update(ranking("bcda"), "a", most=1)
+    assert room.loader.started == ["a", "b"]
+    room.loader.land()
+    room.cache.update(ranking("cbda"), "b", most=1)
+    assert room.loader.under_way == ["c"]
+    assert room.resident == "ab"  # nothing goes while there is room
+
+
+def test_a_load_that_was_overtaken_is_dropped_where_its_place_is_needed() -> None:
+    room = filled("a")
+    room.cache.update(ranking("ba"), "a")
+    assert room.loader.under_way == ["b"]
+    room.cache.update(ranking("ca"), "a")
+    assert room.loader.under_way == ["b"]  # c has to wait for a place
+    room.loader.land("b")
+    room.cache.update(ranking("ca"), "a")
+    assert room.resident == "a"
+    assert room.loader.under_way == ["c"]
+    assert room.ledger.snapshot().used_bytes == 30
+    assert room.cache.counters().evictions == 0
+
+
+def test_a_load_that_was_overtaken_stays_where_there_is_room() -> None:
+    room = filled("a", capacity=3)
+    room.cache.update(ranking("ba"), "a")
+    room.cache.update(ranking("ca"), "a")
+    room.loader.land("b")
+    room.cache.update(ranking("ca"), "a")
+    assert room.resident == "ab"
+    assert room.loading == "c"
+
+
+def test_nothing_is_evicted_for_a_draft_that_has_no_room_even_then() -> None:
+    sizes = dict.fromkeys("ab", SIZE) | {"c": DraftBytes(1000, 0)}
+    room = Room(budget=40, sizes=sizes)
+    room.cache.update(ranking("ab"), None)
+    room.loader.land()
+    room.cache.update(ranking("c"), None)
+    assert room.resident == "ab"
+    with pytest.raises(MemoryBudgetError, match="draft c"):
+        room.cache.require("c")
+    assert room.resident == "ab"
+
+
+def test_a_capacity_beyond_the_number_of_drafts() -> None:
+    room = filled("abc", capacity=64, names="abc")
+    assert room.cache.counters().evictions == 0
+    assert room.names(DraftState.RESIDENT, DraftState.ACTIVE) == "abc"
+
+
+def test_a_budget_below_one_draft_leaves_plain_decoding() -> None:
+    room = Room(budget=14)
+    room.cache.update(ranking("abc"), None)
+    assert room.loader.started == []
+    assert room.cache.best_resident(ranking("abc")) is None
+
+
+# Under memory pressure
+
+
+def test_a_limit_lets_all_go_but_the_active_draft_and_the_pins() -> None:
+    room = filled("abcd", capacity=4)
+    room.cache.pin("d", pinned=True)
+    room.cache.limit(1)
+    assert room.resident == "ad"
+    room.cache.update(ranking("abcd"), "a")
+    assert room.resident + room.loading == "ad"
+    room.cache.limit(1, pins_stay=False)
+    assert room.resident == "a"
+    with pytest.raises(MemoryBudgetError, match="short of memory"):
+        room.cache.pin("b", pinned=True)
+
+
+def test_a_limit_of_none_at_all_takes_the_active_draft_at_the_next_scheduling_point() -> None:
+    room = filled("ab")
+    room.cache.limit(0, pins_stay=False)
+    assert room.resident == "a"
+    assert room.cache.best_resident(ranking("ab")) is None
+    room.cache.update(ranking("ab"), None)
+    assert room.resident + room.loading == ""
+    assert room.ledger.snapshot().used_bytes == 0
+    with pytest.raises(MemoryBudgetError, match="short of memory"):
+        room.cache.require("a")
+
+
+def test_a_load_that_lands_under_pressure_is_dropped() -> None:
+    room = filled("a", capacity=3)
+    room.cache.update(ranking("abc"), "a")
+    room.cache.limit(1)
+    room.loader.land()
+    room.cache.collect()
+    assert room.resident == "a"
+    assert room.ledger.snapshot().used_bytes == 15
+
+
+def test_without_a_limit_working_set_and_pins_come_back() -> None:
+    room = filled("ab", capacity=3)
+    room.cache.pin("f", pinned=True)
+    room.loader.land()
+    room.cache.collect()
+    room.cache.limit(1, pins_stay=False)
+    assert room.resident == "a"
+    room.cache.limit(None)
+    room.cache.update(ranking("abc"), "a")
+    assert room.loader.under_way == ["f", "b"]
 
 
 # Waiting for a draft
@@ -281,7 +436,7 @@ def test_a_failed_draft_leaves_its_place_to_the_next() -> None:
     best = room.cache.best_resident(ranking("abc"))
     assert best is not None
     assert best.name == "b"
-    assert room.ledger.snapshot().used_bytes == 15
+    assert room.resident == "bc"
 
 
 def test_a_draft_that_loads_has_its_failures_forgotten() -> None:
@@ -365,24 +520,46 @@ def test_states_and_scores_are_shown() -> None:
 
 
 class CacheMachine(RuleBasedStateMachine):
-    """Any order of updates, loads, failures, pins and changes of K."""
+    """Any order of updates, loads, failures, pins, limits and changes of K."""
 
     @initialize(capacity=st.integers(1, 4), budget=st.sampled_from([20, 40, 60, 1000]))
     def begin(self, capacity: int, budget: int) -> None:
         self.room = Room(capacity=capacity, budget=budget)
         self.active: str | None = None
         self.occupied = 0
+        self.limited: int | None = None
 
-    @rule(order=st.permutations(NAMES), length=st.integers(0, 6))
-    def update(self, order: list[str], length: int) -> None:
-        self.room.cache.update(ranking("".join(order[:length])), self.active)
+    @rule(
+        order=st.permutations(NAMES),
+        length=st.integers(0, 6),
+        most=st.sampled_from([None, 1, 2]),
+    )
+    def update(self, order: list[str], length: int, most: int | None) -> None:
+        before = len(self.room.loader.started)
+        self.room.cache.update(ranking("".join(order[:length])), self.active, most)
+        started = self.room.loader.started[before:]
+        assert {*started} <= {*order[:length]} | self.pinned
+        assert len({*started} - self.pinned) <= (most or 6)
+
+    @property
+    def pinned(self) -> set[str]:
+        return {name for name in NAMES if self.room.cache.pinned(name)}
+
+    @rule(most=st.sampled_from([None, None, 0, 1, 2]), pins_stay=st.booleans())
+    def limit(self, most: int | None, pins_stay: bool) -> None:
+        stays = {self.active} | (self.pinned if pins_stay or most is None else set())
+        before = set(self.room.resident)
+        self.limited = most
+        self.room.cache.limit(most, pins_stay=pins_stay or most is None)
+        assert before & stays <= set(self.room.resident)
 
     @rule(order=st.permutations(NAMES), length=st.integers(0, 6))
     def choose(self, order: list[str], length: int) -> None:
         chosen = ranking("".join(order[:length]))
         best = self.room.cache.best_resident(chosen)
         self.active = best.name if best else None
-        assert self.active == next((n for n in chosen.order if n in self.room.resident), None)
+        usable = "" if self.limited == 0 else self.room.resident
+        assert self.active == next((n for n in chosen.order if n in usable), None)
 
     @rule(name=st.sampled_from(NAMES))
     def require(self, name: str) -> None:
@@ -391,8 +568,8 @@ class CacheMachine(RuleBasedStateMachine):
         except CheckpointError:
             assert name in self.room.loader.broken
         except MemoryBudgetError:
-            assert name not in self.room.resident
-            assert not self.room.loading
+            assert self.limited == 0 or name not in self.room.resident
+            assert self.limited == 0 or not self.room.loading
 
     @rule(name=st.sampled_from(NAMES), pinned=st.booleans())
     def pin(self, name: str, pinned: bool) -> None:
@@ -458,6 +635,7 @@ class CacheMachine(RuleBasedStateMachine):
         room.clock.seconds += 10_000.0
         for name in NAMES:
             room.cache.pin(name, pinned=False)
+        room.cache.limit(None)
         wanted = ranking("fedcba")
         for _ in range(4):
             room.cache.update(wanted, None)

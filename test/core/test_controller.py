@@ -17,6 +17,7 @@ from memspec_core.residency.cache import DraftBytes, DraftCache
 from memspec_core.residency.ledger import Ledger
 from memspec_core.residency.loader import FinishedLoad
 from memspec_core.snapshot import DraftState
+from memspec_core.speculation.decodings import Decodings
 from memspec_core.speculation.planner import Planner
 from memspec_core.speculation.proposal import Draft
 from memspec_core.strategies import Context, GeneralStatic, Ranking, StaticStrategy
@@ -47,6 +48,8 @@ class Turning:
 
     name = "turning"
     insists = False
+    waits = False
+    prepares = None
 
     def __init__(self, *orders: Sequence[str]) -> None:
         self._orders = orders
@@ -84,8 +87,10 @@ class Desk:
             capacity,
             self.clock,
         )
+        planner = Planner(EVEN_COSTS)
+        decodings = Decodings(target, planner, lambda: self.settings, self.clock)
         self.controller = Controller(
-            target, self.cache, Planner(EVEN_COSTS), lambda: self.settings, self.clock
+            decodings.begin, self.cache, planner, lambda: self.settings, self.clock
         )
 
     def run(
@@ -223,12 +228,13 @@ def test_times_go_to_their_kinds(desk: Desk) -> None:
     desk.clock.step = 1.0
     events = list(desk.run(Turning(("other",)), 12))
     first = events[0].seconds
-    assert (first.prediction, first.load_wait, first.prompt) == (1.0, pytest.approx(1.0, abs=1), 1)
+    # Ranking, then choosing and preparing; the target's reading, then the draft's.
+    assert (first.prediction, first.load_wait, first.prompt) == (2.0, 1.0, 2.0)
     assert all(event.seconds.decode == 2.0 for event in events)
     assert all(event.seconds.load_wait == event.seconds.prompt == 0.0 for event in events[1:])
     interval = desk.settings.scheduling_interval
     predictions = [event.seconds.prediction for event in events]
-    assert predictions == [float(place % interval == 0) for place in range(len(events))]
+    assert predictions == [2.0 * (place % interval == 0) for place in range(len(events))]
 
 
 def test_a_static_strategy_and_none(desk: Desk, plain: list[int]) -> None:

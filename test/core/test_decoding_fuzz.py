@@ -417,7 +417,7 @@ def test_any_course_is_the_slow_references(data: st.DataObject, bench: Bench) ->
         course = begin(data, bench)
         order = data.draw(turns)
         fault_after = data.draw(st.integers(0, 30))
-        course.decoding.read_prompt(None)
+        course.decoding.read_prompt()
         while not course.decoding.ended:
             name, length = order[len(course.events) % len(order)]
             course.iterate(None if name is None else bench.drafts[name], length)

@@ -23,6 +23,7 @@ from memspec_core.models.decoder import Decoder
 from memspec_core.models.kv_cache import KeyValueCache
 from memspec_core.models.native import library as native
 from memspec_core.models.native.backend import NativeBackend, NativeLinear
+from memspec_core.models.native.packing import pack
 from memspec_core.models.quantised import (
     Int4Weight,
     Int8Weight,
@@ -293,3 +294,23 @@ def test_what_computes_is_named(checkpoint: Checkpoint) -> None:
     assert reference.kernel == "torch float32"
     assert describe("default")["cpu_backend"] == "native"
     assert "in use" in OPTIONAL["native step"]()
+
+
+@pytest.mark.parametrize("kind", ["int8, a scale a row", "int8, groups of 32", "bf16", "fp16"])
+def test_rows_rounded_to_four_bits_are_those_of_torch(library: ModuleType, kind: str) -> None:
+    values = random(96, 256)
+    values[:, :32] = 0.25  # a constant group, whose scale is the smallest
+    values[:, 32:64] *= 1e-4  # one near zero
+    values[:, 64:96] += 100.0  # and one far from zero
+    table = NativeLinear(library, WEIGHTS[kind](values), None, 1)
+    indices = torch.arange(95, 0, -2)[:32]
+    expected = pack(round_to_int4(table.rows(indices)))
+    found = table.rounded_rows(indices)
+    assert torch.equal(found.values, expected.values)
+    assert (found.outputs, found.inputs) == (32, 256)
+
+
+def test_a_row_that_is_not_there_is_an_error(library: ModuleType) -> None:
+    table = NativeLinear(library, random(16, 32).half(), None, 1)
+    with pytest.raises(RuntimeError, match="no row 16"):
+        table.rounded_rows(torch.arange(1, 17))

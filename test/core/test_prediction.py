@@ -68,12 +68,12 @@ def states(count: int) -> np.ndarray:
 
 
 def test_a_prompts_newest_token_has_no_state_yet() -> None:
-    assert prompt_mean(states(5)).tolist() == [1.5] * 3
-    assert prompt_mean(states(40)).tolist() == [np.arange(39 - POSITIONS, 39).mean()] * 3
+    assert prompt_mean(states(4)).tolist() == [1.5] * 3
+    assert prompt_mean(states(39)).tolist() == [np.arange(39 - POSITIONS, 39).mean()] * 3
 
 
 def test_a_prompt_of_one_token_is_zeros() -> None:
-    assert prompt_mean(states(1)).tolist() == [0.0] * 3
+    assert prompt_mean(states(0)).tolist() == [0.0] * 3
 
 
 def test_recent_is_what_came_before_a_place() -> None:

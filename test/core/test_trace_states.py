@@ -45,4 +45,4 @@ def test_states_of_a_trace_are_the_targets_features(
         expected = features[len(prompt) - 1 : len(prompt) - 1 + len(answer)]
         assert np.allclose(np.asarray(traced.states), expected, atol=2e-3)
         kept = np.asarray(traced.prompt_state)
-        assert np.allclose(kept, prompt_mean(features[: len(prompt)]), atol=2e-3)
+        assert np.allclose(kept, prompt_mean(features[: len(prompt) - 1]), atol=2e-3)

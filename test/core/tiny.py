@@ -215,7 +215,7 @@ def decode(
     )
     events: list[Iteration] = []
     try:
-        decoding.read_prompt(None)
+        decoding.read_prompt()
         while not decoding.ended:
             draft = choose(len(events))
             wanted = "none" if draft is None else draft.name

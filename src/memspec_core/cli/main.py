@@ -40,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     from memspec_core.cli import (
         bench,
+        compare,
         distill,
         doctor,
         generate,
@@ -63,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
         train_predictor,
         paraphrase,
         bench,
+        compare,
     ):
         command.add_parser(commands)
     return parser

@@ -9,7 +9,7 @@ from memspec_core.models.decoder import Decoder, DecoderParts, FeatureDecoder, F
 from memspec_core.models.linear import DenseLinear, Int4Linear, Int8Linear, Linear, Table
 from memspec_core.models.native.backend import NativeBackend
 from memspec_core.models.native.library import library
-from memspec_core.models.quantised import Int4Weight, Int8Weight, Weight
+from memspec_core.models.quantised import Int4Weight, Int8Weight, Weight, rounded_where
 from memspec_core.models.sources import DTYPES, EMBEDDING, HEAD, WeightSource, matrix_names
 from memspec_core.models.torch_decoder import TorchDecoder, TorchFeatureDecoder
 
@@ -34,6 +34,10 @@ class Backend(Protocol):
 
     def table(self, weight: Int8Weight | torch.Tensor) -> Table:
         """Make an embedding."""
+        ...
+
+    def cut(self, table: Table, indices: torch.Tensor) -> Linear:
+        """Make a layer of some rows of a table, at 4 bits where there is a kernel, else in bf16."""
         ...
 
     def decoder(self, parts: DecoderParts) -> Decoder:
@@ -78,6 +82,10 @@ class TorchBackend:
     def table(self, weight: Int8Weight | torch.Tensor) -> Table:
         """Make an embedding."""
         return DenseLinear(_dense(weight))
+
+    def cut(self, table: Table, indices: torch.Tensor) -> Linear:
+        """Make a layer of some rows of a table, at 4 bits where there is a kernel, else in bf16."""
+        return self.linear(rounded_where(self.takes, table.rows(indices)))
 
     def cache_dtype(self, device: torch.device) -> torch.dtype:
         """Return fp32 on CPUs, where attention is fastest in it, else fp16."""

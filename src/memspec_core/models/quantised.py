@@ -1,5 +1,6 @@
 """Weights in groups of few bits, and rounding into that form."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +10,8 @@ GROUP_SIZE = 32
 
 ROUNDED_BITS = 5
 """Bits that a weight takes in memory: its code, and its share of scale and minimum."""
+
+_ROWS_AT_ONCE = 512
 
 
 @dataclass(frozen=True)
@@ -107,15 +110,31 @@ Weight = torch.Tensor | Int4Weight | Int8Weight
 def round_to_int4(weight: torch.Tensor) -> Int4Weight:
     """Round a weight [out, in] to the nearest of 16 levels between each group's extremes.
 
-    `scale` and `minimum` are representable in bf16, as drafts store them.
+    `scale` and `minimum` are representable in bf16, as drafts store them. Rows are rounded a few
+    at a time, so that what lies between stays in the processor's cache.
     """
     rows, columns = weight.shape
-    grouped = weight.detach().float().view(rows, columns // GROUP_SIZE, GROUP_SIZE)
-    minimum = grouped.amin(dim=-1).bfloat16().float()
-    span = grouped.amax(dim=-1) - minimum
-    scale = (span / 15).clamp(min=1e-8).bfloat16().float()
-    codes = ((grouped - minimum[..., None]) / scale[..., None]).round().clamp(0, 15)
-    return Int4Weight(codes.to(torch.uint8).view(rows, columns), scale, minimum)
+    like = weight.detach()
+    codes = like.new_empty((rows, columns), dtype=torch.uint8)
+    scale = like.new_empty((rows, columns // GROUP_SIZE), dtype=torch.float32)
+    minimum = torch.empty_like(scale)
+    for part in range(0, rows, _ROWS_AT_ONCE):
+        some = slice(part, part + _ROWS_AT_ONCE)
+        grouped = like[some].float().reshape(-1, columns // GROUP_SIZE, GROUP_SIZE)
+        minimum[some] = grouped.amin(dim=-1).bfloat16()
+        above = grouped - minimum[some, :, None]
+        span = grouped.amax(dim=-1) - minimum[some]
+        scale[some] = (span / 15).clamp(min=1e-8).bfloat16()
+        levels = above.div_(scale[some, :, None]).round_().clamp_(0, 15)
+        codes[some] = levels.view(-1, columns)
+    return Int4Weight(codes, scale, minimum)
+
+
+def rounded_where(takes: Callable[[Int4Weight], bool], weight: torch.Tensor) -> Weight:
+    """Return a weight rounded to 4 bits where it can be and a kernel takes it, else in bf16."""
+    if weight.shape[1] % GROUP_SIZE == 0 and takes(rounded := round_to_int4(weight)):
+        return rounded
+    return weight.bfloat16()
 
 
 def round_to_int8(weight: torch.Tensor) -> Int8Weight:

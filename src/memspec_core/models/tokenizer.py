@@ -17,6 +17,7 @@ class Tokenizer:
     def __init__(self, backend: PreTrainedTokenizerBase, where: str) -> None:
         self.backend = backend
         self.where = where
+        self._sha256 = ""
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> "Tokenizer":
@@ -69,9 +70,14 @@ class Tokenizer:
         return dict(self.backend.get_vocab())
 
     def sha256(self) -> str:
-        """Hash the token map; equal maps have equal hashes whatever the file format."""
-        pairs = sorted(self.token_map().items())
-        return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
+        """Hash the token map; equal maps have equal hashes whatever the file format.
+
+        Computed once: it takes a tenth of a second, and every load of a draft asks for it.
+        """
+        if not self._sha256:
+            pairs = sorted(self.token_map().items())
+            self._sha256 = hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
+        return self._sha256
 
     def require_same_tokens(self, draft: "Tokenizer") -> None:
         """Raise `VocabularyMismatchError` unless a draft gives the same ids to the same tokens.

@@ -24,25 +24,28 @@ FORMS = (PROMPT, RECENT, BOTH)
 Vector = npt.NDArray[np.float32]
 """[inputs]"""
 
+States = npt.NDArray[np.float16]
+"""Hidden states of the target, normed as its head reads them."""
 
-def prompt_mean(states: npt.NDArray[np.float16]) -> npt.NDArray[np.float16]:
-    """Return the mean at a prompt's end of the states [tokens, hidden] of its tokens.
 
-    Over the last `POSITIONS` of them without the newest. A prompt of one token has none that is
-    known: zeros.
+def prompt_mean(known: States) -> States:
+    """Return the mean at a prompt's end [hidden] of the states [tokens - 1, hidden] of its tokens.
+
+    Over the last `POSITIONS`; the newest token has no state yet. So a prompt of one token has none
+    at all: zeros.
     """
-    if len(states) < 2:
-        return np.zeros(states.shape[1], np.float16)
-    return last_mean(states[:-1], POSITIONS).astype(np.float16)
+    if not len(known):
+        return np.zeros(known.shape[1], np.float16)
+    return last_mean(known, POSITIONS).astype(np.float16)
 
 
-def last_mean(states: npt.NDArray[np.float16], positions: int) -> Vector:
+def last_mean(states: States, positions: int) -> Vector:
     """Return the mean of the last `positions` rows, or of all where there are fewer, in fp32."""
     mean: Vector = states[-positions:].mean(axis=0, dtype=np.float32)
     return mean
 
 
-def recent_mean(states: npt.NDArray[np.float16], place: int, positions: int) -> Vector | None:
+def recent_mean(states: States, place: int, positions: int) -> Vector | None:
     """Return the mean of what is recent at a place of an answer with the states [n, hidden]."""
     return last_mean(states[:place], positions) if place else None
 

@@ -14,6 +14,12 @@ target's own token included. A draft that was not seen keeps its prior.
 
 from collections.abc import Iterable, Mapping
 
+import numpy as np
+import numpy.typing as npt
+
+Matrix = npt.NDArray[np.float64]
+Priors = npt.NDArray[np.float32]
+
 PRIOR_STRENGTH = 64.0
 """Proposals that a prediction is worth; a draft that always runs comes to some 80 judged ones."""
 
@@ -57,6 +63,16 @@ class ObservedAcceptance:
         weighed = self._strength * prior + self._right[draft]
         total = self._strength + self._judged[draft]
         return weighed / total if total else prior
+
+    def outlook(self, priors: Priors) -> Matrix:
+        """Return the tokens to expect of an iteration [k, d], for priors [k, d] of k topics."""
+        right, judged = (np.array(list(of.values())) for of in (self._right, self._judged))
+        total = self._strength + judged
+        estimates = (self._strength * priors + right) / np.where(total > 0, total, 1.0)
+        estimates = np.where(total > 0, estimates, priors)
+        powers = estimates[None] ** np.arange(self._length + 1)[:, None, None]
+        tokens: Matrix = powers.sum(axis=0)
+        return tokens
 
     def scores(self, priors: Mapping[str, float]) -> dict[str, float]:
         """Return the tokens to expect of an iteration with each draft."""

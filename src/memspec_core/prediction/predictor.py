@@ -1,8 +1,24 @@
 """The prediction engine (Algorithm 1): scores for drafts, with or without what is observed."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 from memspec_core.prediction.context import Vector
 from memspec_core.prediction.head import RankingHead
-from memspec_core.prediction.observation import ObservedAcceptance
+from memspec_core.prediction.observation import Matrix, ObservedAcceptance
+
+
+@dataclass(frozen=True)
+class Foresight:
+    """Scores of the drafts; with observation also what may come.
+
+    `topics` [k]: the probability of the topic of each draft; `tokens`: for each draft, the tokens
+    an iteration is expected to yield with it under each topic [k].
+    """
+
+    scores: dict[str, float]
+    topics: Vector | None = None
+    tokens: Mapping[str, Matrix] | None = None
 
 
 class Predictor:
@@ -23,8 +39,15 @@ class Predictor:
 
     def scores(self, vector: Vector) -> dict[str, float]:
         """Score every draft at a scheduling point; raises `PredictorError` for a wrong input."""
+        return self.foresee(vector).scores
+
+    def foresee(self, vector: Vector) -> Foresight:
+        """Score every draft, and say what else may come; raises as `scores` does."""
+        drafts = self._head.plan.drafts
         probabilities = self._head.probabilities(vector)
         if self._observed is None:
-            return dict(zip(self._head.plan.drafts, probabilities.tolist(), strict=True))
+            return Foresight(dict(zip(drafts, probabilities.tolist(), strict=True)))
         self._observed.next_interval()
-        return self._observed.scores(self._head.expected_acceptance(probabilities))
+        scores = self._observed.scores(self._head.expected_acceptance(probabilities))
+        tokens = self._observed.outlook(self._head.acceptance)
+        return Foresight(scores, probabilities, dict(zip(drafts, tokens.T, strict=True)))

@@ -17,6 +17,7 @@ RETRY_SECONDS = 30.0
 """A draft that could not be loaded is tried again after this time, doubled at each failure."""
 
 _MAX_RETRY_SECONDS = 3600.0
+_SHORT_OF_MEMORY = "the system is short of memory; free some, or wait until there is more."
 
 
 class Loader(Protocol):
@@ -37,10 +38,21 @@ class Loader(Protocol):
 
 @dataclass(frozen=True)
 class DraftBytes:
-    """Fast memory that a draft takes."""
+    """Fast memory that a draft takes; `transient` beside it while it is loaded."""
 
     weights: int
     kv: int
+    transient: int = 0
+
+    @property
+    def resident(self) -> int:
+        """Bytes once it is resident."""
+        return self.weights + self.kv
+
+    @property
+    def loading(self) -> int:
+        """Bytes while it is loaded."""
+        return self.resident + self.transient
 
 
 @dataclass
@@ -56,6 +68,7 @@ class _Counts:
     misses: int = 0
     evictions: int = 0
     failures: int = 0
+    loads: int = 0
     load_seconds: list[float] = field(default_factory=list)
 
 
@@ -64,7 +77,7 @@ class DraftCache:
 
     One thread, the worker, changes it; any thread may ask for states and counts, and is never
     made to wait for a load. No call but `require` waits for one, and the active draft is never
-    evicted.
+    evicted. Under memory pressure `limit` allows fewer drafts than `capacity`.
     """
 
     def __init__(
@@ -90,33 +103,61 @@ class DraftCache:
         self._scores: dict[str, float] = {}
         self._counts = _Counts()
         self._active: str | None = None
+        self._order: tuple[str, ...] = ()
+        self._most: int | None = None
+        self._limit: int | None = None
+        self._pins_stay = True
 
-    def update(self, ranking: Ranking, active: str | None) -> None:
-        """Steer the resident set towards the working set W = top K of the ranking.
+    def update(self, ranking: Ranking, active: str | None, most: int | None = None) -> None:
+        """Steer the resident set towards the working set W of the ranking.
 
-        As Algorithm 2, except that loads under way count towards K and that pinned drafts stay.
+        W: the best-ranked drafts, K at the most, that fit into the budget together, beside the
+        active draft and the pins; no more than `most` where that is given. Drafts that cannot be
+        loaded for now leave their place to the next. As Algorithm 2, except that loads under way
+        count towards K, that pinned drafts stay, and that nothing is evicted for a draft that has
+        no room even then.
         """
         with self._lock:
-            self.collect()
             self._active = active
             self._scores = dict(ranking.scores)
-            working_set = ranking.order[: self.capacity]
-            for name in working_set:
-                if name in self._resident or name in self._loading or not self.may_load(name):
-                    continue
+            self._order, self._most = ranking.order, most
+            self.collect()
+            working_set = self._working_set()
+            for name in self._missing(working_set):
                 if self._make_room(name, working_set):
                     self._start(name)
             self._shrink(working_set)
+
+    def count_demand(self, name: str | None) -> None:
+        """Count whether the draft that is wanted now is resident: a hit or a miss."""
+        with self._lock:
+            self.collect()
+            if name is not None:
+                self._counts.hits += name in self._resident
+                self._counts.misses += name not in self._resident
+
+    @property
+    def residents(self) -> Mapping[str, Draft]:
+        """The resident drafts by name."""
+        return self._resident
+
+    @property
+    def loading(self) -> tuple[str, ...]:
+        """Names of the drafts that are being loaded."""
+        return tuple(self._loading)
+
+    @property
+    def load_seconds(self) -> float:
+        """The median of what loads took, 0 before the first."""
+        with self._lock:
+            return _quantile(sorted(self._counts.load_seconds), 0.5)
 
     def best_resident(self, ranking: Ranking) -> Draft | None:
         """Return the best-ranked resident draft (d = argmax over G), or None."""
         with self._lock:
             self.collect()
-            if ranking.order:
-                hit = ranking.order[0] in self._resident
-                self._counts.hits += hit
-                self._counts.misses += not hit
-            name = next((name for name in ranking.order if name in self._resident), None)
+            usable = () if self._limit == 0 else ranking.order
+            name = next((name for name in usable if name in self._resident), None)
             self._active = name
             return None if name is None else self._resident[name]
 
@@ -125,13 +166,15 @@ class DraftCache:
 
         Raises `CheckpointError` if it cannot be loaded, `MemoryBudgetError` if it has no room.
         """
+        if self._limit == 0:
+            raise MemoryBudgetError(f"No room for the draft {name}: {_SHORT_OF_MEMORY}")
         self.collect()
         while (draft := self._resident.get(name)) is None:
             with self._lock:
                 self._begin(name)
             load = self._loader.wait()
             with self._lock:
-                self._take_over(load)
+                self._take_over(load, awaited=name)
             if load.name == name and load.draft is None:
                 raise CheckpointError(load.error)
         return draft
@@ -172,6 +215,17 @@ class DraftCache:
         """Change K; drafts beyond it go at the next update."""
         with self._lock:
             self.capacity = capacity
+
+    def limit(self, most: int | None, *, pins_stay: bool = True) -> None:
+        """Allow at most so many drafts for now, or as many as K with None.
+
+        What is over goes at once, but for the active draft. Pins stay beside the limit, unless
+        `pins_stay` is false: then they are evicted like others, and loaded again afterwards. With
+        0 `best_resident` gives no draft, and the next update evicts all.
+        """
+        with self._lock:
+            self._limit, self._pins_stay = most, pins_stay
+            self._shrink(self._working_set())
 
     def clear(self) -> None:
         """Let every resident draft go."""
@@ -214,6 +268,7 @@ class DraftCache:
         with self._lock:
             seconds = sorted(self._counts.load_seconds)
             return LoadCounters(
+                loads=self._counts.loads,
                 hits=self._counts.hits,
                 misses=self._counts.misses,
                 evictions=self._counts.evictions,
@@ -225,6 +280,52 @@ class DraftCache:
     @property
     def _occupied(self) -> int:
         return len(self._resident) + len(self._loading)
+
+    @property
+    def _places(self) -> int:
+        """How many drafts may be there now."""
+        if self._limit is None:
+            return self.capacity
+        pins = len(self._pinned | ({self._active} if self._active else set()))
+        return min(self.capacity, max(self._limit, pins) if self._pins_stay else self._limit)
+
+    def _stays(self, name: str) -> bool:
+        return name == self._active or (self._pins_stay and name in self._pinned)
+
+    def _is_here(self, name: str) -> bool:
+        """Whether a draft is resident or will be."""
+        return name in self._resident or name in self._loading
+
+    def _working_set(self) -> tuple[str, ...]:
+        """Return W: pins that are to be there, then the best-ranked drafts that fit with them."""
+        staying = [name for name in self._sizes if self._stays(name)]
+        places = self._places - len(staying)
+        here = (*self._resident, *self._loading)
+        free = self._ledger.free_bytes + sum(map(self._needs, here))
+        free -= sum(map(self._needs, staying))
+        ranked: list[str] = []
+        for name in self._order:
+            if self._most is not None and len(ranked) == self._most:
+                break
+            if name in staying:
+                ranked.append(name)
+            elif places > 0 and self._needs(name) <= free and self._may_be_here(name):
+                ranked.append(name)
+                places -= 1
+                free -= self._needs(name)
+        return tuple(dict.fromkeys((*staying, *ranked)))
+
+    def _needs(self, name: str) -> int:
+        """Return the bytes of a draft: those it takes, or would take while it is loaded."""
+        size = self._sizes[name]
+        return size.resident if name in self._resident else size.loading
+
+    def _may_be_here(self, name: str) -> bool:
+        return self._is_here(name) or self.may_load(name)
+
+    def _missing(self, working_set: Sequence[str]) -> list[str]:
+        """Return those of the working set that are to be loaded."""
+        return [name for name in working_set if not self._is_here(name) and self.may_load(name)]
 
     def _begin(self, name: str) -> None:
         """Start a load that is waited for, unless it is under way or others must land first."""
@@ -251,63 +352,89 @@ class DraftCache:
         self._start(name)
 
     def _make_room(self, name: str, kept: Sequence[str]) -> bool:
-        """Evict until one more draft fits by number and by bytes; say whether it does."""
-        while not self._fits(name):
-            victim = self._victim(kept)
-            if victim is None:
+        """Evict until one more draft fits by number and by bytes; say whether it does.
+
+        Where it would not fit even then, nothing is evicted.
+        """
+        victims = self._victims(kept)
+        places = self._places - self._occupied
+        free = self._ledger.free_bytes
+        going = 0
+        while places < 1 or free < self._sizes[name].loading:
+            if going == len(victims):
                 return False
+            places, free = places + 1, free + self._sizes[victims[going]].resident
+            going += 1
+        for victim in victims[:going]:
             self._evict(victim)
         return True
 
-    def _fits(self, name: str) -> bool:
-        size = self._sizes[name]
-        return self._occupied < self.capacity and size.weights + size.kv <= self._ledger.free_bytes
-
-    def _victim(self, kept: Sequence[str]) -> str | None:
-        """Return the lowest-scored resident draft outside the working set, active and pins."""
-        free = [
-            name
-            for name in self._resident
-            if name not in kept and name != self._active and name not in self._pinned
-        ]
-        return min(free, key=lambda name: self._scores.get(name, 0.0), default=None)
+    def _victims(self, kept: Sequence[str]) -> list[str]:
+        """Return what may go, the lowest-scored first: not the working set, active and pins."""
+        free = [name for name in self._resident if name not in kept and not self._stays(name)]
+        return sorted(free, key=lambda name: self._scores.get(name, 0.0))
 
     def _refusal(self, name: str) -> str:
         size = self._sizes[name]
+        if self._places < self.capacity and self._occupied >= self._places:
+            return _SHORT_OF_MEMORY
         if self._occupied >= self.capacity:
             return f"resident_capacity is {self.capacity}, and its drafts are pinned or in use."
         return (
-            f"it needs {(size.weights + size.kv) / 2**20:.1f} MiB and "
+            f"it needs {size.loading / 2**20:.1f} MiB to be loaded and "
             f"{max(self._ledger.free_bytes, 0) / 2**20:.1f} MiB of the budget are free; raise "
             "memory.budget_mib or lower context_tokens."
         )
 
     def _shrink(self, working_set: Sequence[str]) -> None:
         """After K was lowered, let go what is over."""
-        while self._occupied > self.capacity and (victim := self._victim(working_set)) is not None:
+        victims = self._victims(working_set)
+        for victim in victims[: max(0, self._occupied - self._places)]:
             self._evict(victim)
 
     def _start(self, name: str) -> None:
         size = self._sizes[name]
-        self._ledger.reserve(Account.IN_FLIGHT, name, size.weights)
+        self._ledger.reserve(Account.IN_FLIGHT, name, size.weights + size.transient)
         self._ledger.reserve(Account.KV, name, size.kv)
         self._loading.append(name)
         self._loader.start(name)
         self._on_change()
 
-    def _take_over(self, load: FinishedLoad) -> None:
+    def _take_over(self, load: FinishedLoad, awaited: str | None = None) -> None:
+        """Make a loaded draft resident.
+
+        One that a newer ranking does not want is dropped where it would have to go for another.
+        """
         self._loading.remove(load.name)
+        self._ledger.release(Account.IN_FLIGHT, load.name)
+        self._ledger.release(Account.KV, load.name)
         if load.draft is None:
-            self._ledger.release(Account.IN_FLIGHT, load.name)
-            self._ledger.release(Account.KV, load.name)
             self._fail(load)
         else:
-            self._ledger.move(load.name, Account.IN_FLIGHT, Account.DRAFT)
             self._failed.pop(load.name, None)
-            self._resident[load.name] = load.draft
+            self._counts.loads += 1
             self._counts.load_seconds.append(load.seconds)
             del self._counts.load_seconds[:-256]
+            if load.name == awaited or self._may_stay(load.name):
+                self._enter(load.name, load.draft)
         self._on_change()
+
+    def _enter(self, name: str, draft: Draft) -> None:
+        self._ledger.reserve(Account.DRAFT, name, self._sizes[name].weights)
+        self._ledger.reserve(Account.KV, name, self._sizes[name].kv)
+        self._resident[name] = draft
+
+    def _may_stay(self, name: str) -> bool:
+        """Whether a draft that has landed may stay: W has it, or all of W fits beside it."""
+        working_set = self._working_set()
+        if name in working_set:
+            return True
+        missing = self._missing(working_set)
+        free = self._ledger.free_bytes - self._sizes[name].resident
+        return (
+            self._occupied + 1 + len(missing) <= self._places
+            and sum(self._sizes[other].loading for other in missing) <= free
+        )
 
     def _fail(self, load: FinishedLoad) -> None:
         attempts = self._failed[load.name].attempts + 1 if load.name in self._failed else 1

@@ -28,7 +28,7 @@ READ_BYTES = 64 * MIB
 """More than most last-level caches hold, and little enough for a small robot."""
 
 UNKNOWN_STEP_SHARE = 0.1
-"""A step of a draft that was never measured, in one-row passes of the target."""
+"""A draft's step where none was measured, in one-row passes of the target."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,15 @@ class Costs:
         return len(self.verify_seconds)
 
     def step_seconds(self, name: str) -> float:
-        """Return a draft's step cost, or a guess; nothing for a lookup of whatever certainty."""
+        """Return a draft's step cost; nothing for a lookup of whatever certainty.
+
+        A draft that was not measured is taken to cost as much as those that were.
+        """
         if name.startswith(LOOKUP):
             return 0.0
-        return self.draft_seconds.get(name, UNKNOWN_STEP_SHARE * self.verify_seconds[0])
+        known = self.draft_seconds.values()
+        usual = statistics.median(known) if known else UNKNOWN_STEP_SHARE * self.verify_seconds[0]
+        return self.draft_seconds.get(name, usual)
 
 
 NOMINAL = Costs(tuple(1.0 + 0.1 * rows for rows in range(MOST_ROWS)))

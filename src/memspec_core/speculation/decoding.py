@@ -1,7 +1,7 @@
 """One generation on the target: its context, KV caches and answer, iteration by iteration."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from weakref import WeakValueDictionary
 
 import torch
@@ -11,10 +11,12 @@ from memspec_core.errors import ModelError, PromptTooLongError
 from memspec_core.iteration import Iteration, IterationSeconds
 from memspec_core.models.target import Target
 from memspec_core.models.text import Piece
-from memspec_core.request import LOOKUP, PLAIN, FinishReason, GenerationRequest
+from memspec_core.prediction.context import States, prompt_mean
+from memspec_core.request import LOOKUP, PLAIN, GenerationRequest
 from memspec_core.speculation.acceptance import accept_greedy, accept_sampled, accept_tree
 from memspec_core.speculation.answer import Answer
 from memspec_core.speculation.calibration import MOST_ROWS
+from memspec_core.speculation.course import Interruption
 from memspec_core.speculation.lookup import NgramLookup
 from memspec_core.speculation.planner import Candidate, Plan, Planner, fixed_plan
 from memspec_core.speculation.proposal import Draft, Proposal
@@ -25,8 +27,6 @@ PROMPT_ROWS = 256
 
 SURE_MATCH = 3
 """Where the length is fixed, a lookup that matched so many tokens goes before a draft."""
-
-Interruption = Callable[[], FinishReason | None]
 
 
 class Decoding:
@@ -87,20 +87,51 @@ class Decoding:
         """The tokens of the prompt."""
         return self._context[: self._prompt_tokens]
 
+    @property
+    def generated_tokens(self) -> int:
+        """How many tokens of the answer are verified."""
+        return len(self._context) - self._prompt_tokens
+
+    @property
+    def remaining_tokens(self) -> int:
+        """How many more tokens the length limit allows."""
+        return self._answer.remaining_tokens
+
     def recent_ids(self, count: int) -> Sequence[int]:
         """Return the last `count` generated tokens, or all where there are fewer."""
         return self._context[max(self._prompt_tokens, len(self._context) - count) :]
 
-    def read_prompt(self, draft: Draft | None) -> None:
-        """Feed all of the prompt but its last token: to the target, and to a draft that pays."""
+    @property
+    def prompt_state(self) -> States | None:
+        """The mean [hidden] of the target's states at the prompt's end, None if it keeps none."""
+        known = self._states(0, self._prompt_tokens - 1)
+        return None if known is None else prompt_mean(known)
+
+    def recent_states(self, count: int) -> States | None:
+        """Return the target's last `count` states [n, hidden] from the prompt's newest token on.
+
+        The answer's newest token has none yet.
+        """
+        end = len(self._context) - 1
+        return self._states(max(self._prompt_tokens - 1, end - count), end)
+
+    def read_prompt(self) -> None:
+        """Feed all of the prompt but its last token to the target."""
         last = self._prompt_tokens - 1
         for first in range(self._target.cache.length, last, PROMPT_ROWS):
             if self._interruption() is not None:
                 return
             self._feed(self._context[first : min(first + PROMPT_ROWS, last)])
-        if draft is not None and self._planner.pays(draft.name):
+
+    def catch_up(self, draft: Draft) -> None:
+        """Have a draft that pays read what it has not seen of the context."""
+        if self._planner.pays(draft.name):
             draft.read(self._context)
             self._remember(draft)
+
+    def unseen_tokens(self, draft: Draft) -> int:
+        """Return how many tokens of the context a draft has not read."""
+        return len(self._context) - self._read.get(id(draft), 0)
 
     def iterate(
         self, draft: Draft | None, wanted: str, length: int, seconds: IterationSeconds
@@ -173,8 +204,7 @@ class Decoding:
     def _plan(self, draft: Draft | None, looked_up: Proposal, room: int, length: int) -> Plan:
         candidates = []
         if draft is not None and room > 0:
-            unseen = len(self._context) - self._read.get(id(draft), 0)
-            candidates.append(Candidate(draft.name, room, unseen))
+            candidates.append(Candidate(draft.name, room, self.unseen_tokens(draft)))
         if looked_up.token_ids:
             found = Candidate(f"{LOOKUP} {looked_up.matched}", len(looked_up.token_ids))
             surer = looked_up.matched >= SURE_MATCH
@@ -233,6 +263,16 @@ class Decoding:
             )
         own: list[int] = best[:, 0].tolist()
         return own
+
+    def _states(self, first: int, end: int) -> States | None:
+        """Return the target's states at places of the context, normed as its head reads them."""
+        features = self._target.cache.features
+        if features is None:
+            return None
+        hidden = self._target.decoder.config.hidden_size
+        known = min(end, self._target.cache.length)
+        states: States = features[first : max(first, known), -hidden:].cpu().numpy()
+        return states
 
     def _commit(self, tokens: Sequence[int]) -> None:
         self._context.extend(tokens)

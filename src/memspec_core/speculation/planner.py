@@ -139,6 +139,15 @@ class Planner:
         """Whether a source is thought to pay, as one is that was never seen."""
         return name not in self._sources or self._sources[name].pays
 
+    def iteration_seconds(self, draft: str, length: int) -> float:
+        """Return what an iteration of `length` proposals takes, the target's pass included."""
+        rows = min(length + 1, self.costs.most_rows)
+        return length * self._source(draft).step_seconds + self._pass_seconds(rows)
+
+    def catch_up_seconds(self, draft: str, tokens: int) -> float:
+        """Return what a draft takes to read tokens of the context."""
+        return READING_SHARE * tokens * self._source(draft).step_seconds
+
     def choose(self, candidates: Iterable[Candidate]) -> Plan:
         """Return the plan of the next iteration."""
         plain = 1.0 / self._pass_seconds(1)

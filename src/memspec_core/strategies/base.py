@@ -8,9 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memspec_core.iteration import Iteration
-
-States = npt.NDArray[np.float16]
-"""Hidden states of the target, normed as its head reads them."""
+from memspec_core.prediction.context import States
 
 
 @dataclass(frozen=True)
@@ -30,10 +28,31 @@ class Context:
 
 
 @dataclass(frozen=True)
+class Outlook:
+    """What may come: topic k with a probability, and the tokens an iteration with each draft then.
+
+    `probabilities` [k]; `tokens` has a row [k] for each draft.
+    """
+
+    probabilities: npt.NDArray[np.float64]
+    tokens: Mapping[str, npt.NDArray[np.float64]]
+
+    def gain(self, draft: str, beside: str) -> float:
+        """Return the tokens an iteration that a draft adds where it is the better of two."""
+        better = self.tokens[draft] - self.tokens[beside]
+        return float(self.probabilities @ better.clip(min=0.0))
+
+
+@dataclass(frozen=True)
 class Ranking:
-    """R: drafts by falling score; drafts that the strategy does not want are left out."""
+    """R: drafts by falling score; drafts that the strategy does not want are left out.
+
+    With an `outlook` the scores are the tokens that an iteration is expected to yield, and may be
+    weighed against costs.
+    """
 
     scores: Mapping[str, float]
+    outlook: Outlook | None = None
 
     @property
     def order(self) -> tuple[str, ...]:

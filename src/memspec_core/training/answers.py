@@ -48,7 +48,7 @@ class Answering:
             interruption=lambda: None,
             clock=clock,
         )
-        decoding.read_prompt(None)
+        decoding.read_prompt()
         while not decoding.ended:
             decoding.iterate(None, PLAIN, 0, IterationSeconds())
         decoding.close()

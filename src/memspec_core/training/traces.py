@@ -131,7 +131,7 @@ class _Tracer:
             accepted=np.asarray([*columns, looked_up[0]], np.uint8).T,
             matched=np.asarray(looked_up[1], np.uint8),
             states=states[len(prompt) - 1 : -1] if self._plan.states else None,
-            prompt_state=prompt_mean(states[: len(prompt)]) if self._plan.states else None,
+            prompt_state=prompt_mean(states[: len(prompt) - 1]) if self._plan.states else None,
         )
 
     def _fed(self, context: list[int]) -> torch.Tensor:

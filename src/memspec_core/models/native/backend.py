@@ -9,9 +9,9 @@ import torch
 from memspec_core.models.configuration import DecoderConfig
 from memspec_core.models.decoder import Decoder, DecoderParts, FeatureDecoder, Fuse, Layers
 from memspec_core.models.kv_cache import KeyValueCache
-from memspec_core.models.linear import Linear
-from memspec_core.models.native.packing import BLOCK, TILE, fits, pack
-from memspec_core.models.quantised import Int4Weight, Int8Weight, Weight
+from memspec_core.models.linear import Linear, Table
+from memspec_core.models.native.packing import BLOCK, TILE, Packed, fits, pack
+from memspec_core.models.quantised import Int4Weight, Int8Weight, Weight, rounded_where
 
 MOST_HEAD_SIZE = 256
 
@@ -24,20 +24,20 @@ class NativeLinear:
     """
 
     def __init__(
-        self, library: ModuleType, weight: Weight, bias: torch.Tensor | None, threads: int
+        self, library: ModuleType, weight: Weight | Packed, bias: torch.Tensor | None, threads: int
     ) -> None:
         self._threads = threads
-        format_name, packed = pack(weight)
-        outputs, inputs = weight.shape if isinstance(weight, torch.Tensor) else weight.codes.shape
-        order = weight.input_order if isinstance(weight, Int4Weight) else None
-        self.kernel = f"native {format_name} (AVX-512)"
-        self.weight_bytes = packed.nbytes + (0 if order is None else 4 * order.numel())
+        packed = weight if isinstance(weight, Packed) else pack(weight)
+        order = packed.input_order
+        self.kernel = f"native {packed.format_name} (AVX-512)"
+        self.weight_bytes = packed.values.nbytes + (0 if order is None else 4 * order.numel())
+        self.inputs = packed.inputs
         self.handle = library.Linear(
-            packed,
-            format_name,
-            outputs,
-            inputs,
-            BLOCK if isinstance(weight, torch.Tensor) else weight.group_size,
+            packed.values,
+            packed.format_name,
+            packed.outputs,
+            packed.inputs,
+            packed.group_size,
             None if bias is None else bias.float().contiguous(),
             None if order is None else order.to(torch.int32).contiguous(),
         )
@@ -51,6 +51,11 @@ class NativeLinear:
         """Return rows [n, in] of the weight in fp32; not of one that reorders its inputs."""
         result: torch.Tensor = self.handle.rows(indices.tolist())
         return result
+
+    def rounded_rows(self, indices: torch.Tensor) -> Packed:
+        """Return rows of the weight rounded as by `round_to_int4`, for whole tiles of indices."""
+        values = self.handle.rounded_rows(indices.contiguous())
+        return Packed("int4", values, len(indices), self.inputs)
 
 
 class _NativeLayers(Layers):
@@ -198,6 +203,12 @@ class NativeBackend:
     def table(self, weight: Int8Weight | torch.Tensor) -> NativeLinear:
         """Make an embedding."""
         return self.linear(weight)
+
+    def cut(self, table: Table, indices: torch.Tensor) -> NativeLinear:
+        """Make a layer of some rows of a table, at 4 bits where they are whole tiles."""
+        if isinstance(table, NativeLinear) and len(indices) % TILE == 0:
+            return NativeLinear(self._library, table.rounded_rows(indices), None, self.threads)
+        return self.linear(rounded_where(self.takes, table.rows(indices)))
 
     def decoder(self, parts: DecoderParts) -> NativeDecoder:
         """Put a decoder together from native parts."""

@@ -4,12 +4,29 @@ The layout is described at the head of step.cpp. Everything here is lossless, ex
 and minima are rounded to fp16, which is how GGUF and GPTQ files store them.
 """
 
+from dataclasses import dataclass
+
 import torch
 
-from memspec_core.models.quantised import Int4Weight, Int8Weight, Weight
+from memspec_core.models.quantised import Int8Weight, Weight
 
 TILE = 16
 BLOCK = 32
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A weight [outputs, inputs] as it lies in memory: the name of its format, and its bytes.
+
+    `values` in uint8; `input_order` as in `Int4Weight`.
+    """
+
+    format_name: str
+    values: torch.Tensor
+    outputs: int
+    inputs: int
+    group_size: int = BLOCK
+    input_order: torch.Tensor | None = None
 
 
 def fits(weight: Weight) -> bool:
@@ -22,16 +39,20 @@ def fits(weight: Weight) -> bool:
     return weight.group_size % BLOCK == 0
 
 
-def pack(weight: Weight) -> tuple[str, torch.Tensor]:
-    """Return the name of a weight's format, and its bytes (uint8)."""
-    if isinstance(weight, Int4Weight):
-        header = torch.cat((_halves(weight.scale), _halves(weight.minimum)), dim=-1)
-        return "int4", _in_groups(header, _codes4(weight.codes))
+def pack(weight: Weight) -> Packed:
+    """Lay a weight out."""
+    if isinstance(weight, torch.Tensor):
+        outputs, inputs = weight.shape
+        halves = weight.dtype is torch.float16
+        values = (_inputs(weight) if halves else _pairs(weight)).view(torch.uint8).flatten()
+        return Packed("fp16" if halves else "bf16", values, outputs, inputs)
+    outputs, inputs = weight.codes.shape
     if isinstance(weight, Int8Weight):
-        return "int8", _in_groups(_halves(weight.scale), _codes8(weight.codes))
-    if weight.dtype is torch.float16:
-        return "fp16", _inputs(weight).view(torch.uint8).flatten()
-    return "bf16", _pairs(weight).view(torch.uint8).flatten()
+        values = _in_groups(_halves(weight.scale), _codes8(weight.codes))
+        return Packed("int8", values, outputs, inputs, weight.group_size)
+    header = torch.cat((_halves(weight.scale), _halves(weight.minimum)), dim=-1)
+    values = _in_groups(header, _codes4(weight.codes))
+    return Packed("int4", values, outputs, inputs, weight.group_size, weight.input_order)
 
 
 def _in_groups(headers: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
@@ -60,16 +81,20 @@ def _inputs(values: torch.Tensor) -> torch.Tensor:
 
 
 def _codes4(codes: torch.Tensor) -> torch.Tensor:
-    """Lay codes [out, in] out as [tiles, blocks, bytes]: two times four inputs in four bytes."""
+    """Lay codes [out, in] out as [tiles, blocks, bytes]: two times four inputs in four bytes.
+
+    Four codes are moved as one word, which is several times faster than one by one.
+    """
     outputs, inputs = codes.shape
-    split = codes.reshape(outputs // TILE, TILE, inputs // BLOCK, BLOCK // 8, 2, 4)
-    packed = split[..., 0, :] | (split[..., 1, :] << 4)
-    return packed.permute(0, 2, 3, 1, 4).flatten(2).contiguous()
+    words = codes.contiguous().view(torch.int32)
+    both = words[:, 0::2] | (words[:, 1::2] << 4)
+    split = both.view(outputs // TILE, TILE, inputs // BLOCK, BLOCK // 8)
+    return split.permute(0, 2, 3, 1).contiguous().view(torch.uint8).flatten(2)
 
 
 def _codes8(codes: torch.Tensor) -> torch.Tensor:
     """Lay codes [out, in] out as [tiles, blocks, bytes]: four inputs in four bytes, plus 128."""
     outputs, inputs = codes.shape
-    unsigned = codes.view(torch.uint8) ^ 128
-    split = unsigned.reshape(outputs // TILE, TILE, inputs // BLOCK, BLOCK // 4, 4)
-    return split.permute(0, 2, 3, 1, 4).flatten(2).contiguous()
+    words = (codes.contiguous().view(torch.uint8) ^ 128).view(torch.int32)
+    split = words.view(outputs // TILE, TILE, inputs // BLOCK, BLOCK // 4)
+    return split.permute(0, 2, 3, 1).contiguous().view(torch.uint8).flatten(2)

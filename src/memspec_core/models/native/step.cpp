@@ -485,6 +485,19 @@ void apply_all(Team& team, int64_t thread, const Linear& linear, const Activatio
   });
 }
 
+// Write 32 weights of 8 bits, those of output `lane` of a block, in fp32.
+inline void copy_block8(const uint8_t* block, int64_t lane, float scale, float* out) {
+  alignas(32) int32_t words[8];
+  const int32_t* word = reinterpret_cast<const int32_t*>(block) + lane;
+  for (int64_t j = 0; j < 8; ++j) words[j] = word[j * kTile];
+  for (int64_t half = 0; half < 2; ++half) {
+    const __m128i bytes = _mm_load_si128(reinterpret_cast<const __m128i*>(words + 4 * half));
+    const __m512i codes = _mm512_sub_epi32(_mm512_cvtepu8_epi32(bytes), _mm512_set1_epi32(128));
+    const __m512 values = _mm512_mul_ps(_mm512_cvtepi32_ps(codes), _mm512_set1_ps(scale));
+    _mm512_storeu_ps(out + 16 * half, values);
+  }
+}
+
 // Write row `index` of a weight in fp32.
 void copy_row(const Linear& linear, int64_t index, float* out) {
   const int64_t lane = index % kTile;
@@ -500,6 +513,10 @@ void copy_row(const Linear& linear, int64_t index, float* out) {
       scale = header_bytes(linear.format) > 0 ? half(header, lane) : 1.0f;
       minimum = linear.format == Format::int4 ? half(header + 32, lane) : 0.0f;
     }
+    if (linear.format == Format::int8) {
+      copy_block8(p, lane, scale, out + b * kBlock);
+      continue;
+    }
     for (int64_t k = 0; k < kBlock; ++k) {
       float& value = out[b * kBlock + k];
       const int64_t place = (k / 2 * kTile + lane) * 2 + k % 2;
@@ -507,8 +524,6 @@ void copy_row(const Linear& linear, int64_t index, float* out) {
         const uint8_t both = p[(k / 8 * kTile + lane) * 4 + k % 4];
         const int code = k / 4 % 2 == 0 ? both & 15 : both >> 4;
         value = std::fma(static_cast<float>(code), scale, minimum);
-      } else if (linear.format == Format::int8) {
-        value = static_cast<float>(p[(k / 4 * kTile + lane) * 4 + k % 4] - 128) * scale;
       } else if (linear.format == Format::fp16) {
         value = half(p + 32 * k, lane);
       } else {
@@ -530,6 +545,60 @@ torch::Tensor rows_of(const Linear& linear, const std::vector<int64_t>& indices)
     out += linear.inputs;
   }
   return result;
+}
+
+// Round a value to bf16, to even where it lies half way.
+inline float to_bf16(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000u;
+  std::memcpy(&value, &bits, sizeof bits);
+  return value;
+}
+
+// Round 32 values to 4 bits between their extremes, scale and minimum in bf16, as round_to_int4 of
+// quantised.py does, and put them where output `lane` of a group of 32 inputs has its place.
+void put_rounded(const float* values, int64_t lane, uint8_t* group) {
+  const __m512 low = _mm512_loadu_ps(values), high = _mm512_loadu_ps(values + 16);
+  const float minimum = to_bf16(_mm512_reduce_min_ps(_mm512_min_ps(low, high)));
+  const float span = _mm512_reduce_max_ps(_mm512_max_ps(low, high)) - minimum;
+  const float scale = to_bf16(std::max(span / 15.0f, 1e-8f));
+  const auto codes = [&](__m512 x) {
+    const __m512 level = _mm512_div_ps(_mm512_sub_ps(x, _mm512_set1_ps(minimum)),
+                                       _mm512_set1_ps(scale));
+    const __m512i code = _mm512_max_epi32(_mm512_cvtps_epi32(level), _mm512_setzero_si512());
+    return _mm512_cvtepi32_epi8(_mm512_min_epi32(code, _mm512_set1_epi32(15)));
+  };
+  alignas(32) uint32_t words[8];
+  _mm_store_si128(reinterpret_cast<__m128i*>(words), codes(low));
+  _mm_store_si128(reinterpret_cast<__m128i*>(words + 4), codes(high));
+  uint16_t* header = reinterpret_cast<uint16_t*>(group);
+  header[lane] = _cvtss_sh(scale, _MM_FROUND_TO_NEAREST_INT);
+  header[kTile + lane] = _cvtss_sh(minimum, _MM_FROUND_TO_NEAREST_INT);
+  uint32_t* block = reinterpret_cast<uint32_t*>(group + header_bytes(Format::int4));
+  for (int64_t j = 0; j < 4; ++j) block[j * kTile + lane] = words[2 * j] | words[2 * j + 1] << 4;
+}
+
+// Rows of a weight as packed weights of 4 bits in groups of 32.
+torch::Tensor rounded_rows(const Linear& linear, torch::Tensor indices) {
+  TORCH_CHECK(!linear.input_order, "the weight reorders its inputs");
+  TORCH_CHECK(indices.scalar_type() == torch::kInt64 && indices.is_contiguous() &&
+              indices.numel() % kTile == 0, "the indices are no tiles of int64");
+  const int64_t rows = indices.numel(), groups = linear.inputs / kBlock;
+  const int64_t group_bytes = header_bytes(Format::int4) + block_bytes(Format::int4);
+  torch::Tensor packed = torch::empty({rows / kTile * groups * group_bytes}, torch::kUInt8);
+  uint8_t* out = packed.mutable_data_ptr<uint8_t>();
+  std::vector<float> row(linear.inputs);
+  for (int64_t i = 0; i < rows; ++i) {
+    const int64_t index = indices.const_data_ptr<int64_t>()[i];
+    TORCH_CHECK(index >= 0 && index < linear.outputs, "there is no row ", index);
+    copy_row(linear, index, row.data());
+    uint8_t* group = out + i / kTile * groups * group_bytes;
+    for (int64_t b = 0; b < groups; ++b, group += group_bytes) {
+      put_rounded(row.data() + b * kBlock, i % kTile, group);
+    }
+  }
+  return packed;
 }
 
 torch::Tensor apply_to(const Linear& linear, torch::Tensor x, int64_t threads) {
@@ -1315,7 +1384,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def(py::init<torch::Tensor, const std::string&, int64_t, int64_t, int64_t,
                     torch::optional<torch::Tensor>, torch::optional<torch::Tensor>>())
       .def("apply", &apply_to, release())
-      .def("rows", &rows_of, release());
+      .def("rows", &rows_of, release())
+      .def("rounded_rows", &rounded_rows, release());
   py::class_<Layer>(module, "Layer")
       .def(py::init([](torch::Tensor input_norm, Linear qkv, Linear output,
                        torch::Tensor post_norm, Linear gate_up, Linear down) {

@@ -1,0 +1,81 @@
+"""`memspec compare`: strategies on the same prompts and drafts, in real runs."""
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from memspec_core.cli.arguments import Subparsers, positive
+from memspec_core.cli.progress import Progress
+from memspec_core.settings import STRATEGY_NAMES, read_parameters
+
+
+def add_parser(commands: Subparsers) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "compare",
+        help="compare strategies by real runs",
+        description="Answer the same prompts with each strategy, from the same beginning each time "
+        "(no draft resident, files not in the page cache), and say where the time went.",
+    )
+    parser.add_argument(
+        "files", nargs="+", type=Path, metavar="PROMPTS.jsonl", help="a `prompt` a line"
+    )
+    parser.add_argument(
+        "--config", type=Path, metavar="PARAMS.yaml", help="parameters, as for the node"
+    )
+    parser.add_argument(
+        "--strategies",
+        type=_names,
+        default=STRATEGY_NAMES,
+        help=f"of {', '.join(STRATEGY_NAMES)}; static:NAME for one draft alone",
+    )
+    parser.add_argument(
+        "--form",
+        choices=("configured", "paper"),
+        default="configured",
+        help="paper: three proposals, no lookup, no correction by what is seen, no costs",
+    )
+    parser.add_argument(
+        "--prompts", type=positive, metavar="N", help="prompts of each file, evenly spread"
+    )
+    parser.add_argument("--max-new-tokens", type=positive, default=128, metavar="N")
+    parser.add_argument("--repeats", type=positive, default=1, metavar="R")
+    parser.add_argument(
+        "--warm", action="store_true", help="leave the files in the page cache between answers"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Compare and print."""
+    from memspec_core.evaluation.comparison import PAPER_FORM, ComparisonPlan, compare
+    from memspec_core.evaluation.comparison_report import as_json, table
+    from memspec_core.evaluation.machine import describe_machine
+    from memspec_core.training.prompts import read_prompt_sets
+
+    parameters = read_parameters(arguments.config) if arguments.config else {}
+    form = PAPER_FORM if arguments.form == "paper" else {}
+    plan = ComparisonPlan(
+        parameters={**parameters, **form},
+        prompt_sets=read_prompt_sets(arguments.files, arguments.prompts),
+        strategies=arguments.strategies,
+        max_new_tokens=arguments.max_new_tokens,
+        repeats=arguments.repeats,
+        cold=not arguments.warm,
+    )
+    with Progress() as progress:
+        runs = compare(plan, progress.show)
+    figures = as_json(runs)
+    if arguments.json:
+        settings = asdict(plan.settings())
+        report = {"machine": describe_machine(), "settings": settings, "figures": figures}
+        print(json.dumps(report, indent=1))
+    else:
+        print(table(figures))
+    return 0
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())

@@ -1,0 +1,79 @@
+"""MemSpec and Prediction-Only: drafts ranked by what the context makes one expect (Algorithm 1)."""
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+
+from memspec_core.errors import PredictorError
+from memspec_core.iteration import Iteration
+from memspec_core.prediction.context import Vector, context_vector, last_mean
+from memspec_core.prediction.head import PredictorPlan
+from memspec_core.prediction.predictor import Predictor
+from memspec_core.strategies.base import Context, Outlook, Ranking
+
+_LOG = logging.getLogger(__name__)
+
+
+class MemSpec:
+    """Follows a predictor, and has the K best drafts made ready.
+
+    Without a predictor, or where it cannot score a context, all drafts count alike, in the order in
+    which they are named.
+    """
+
+    name = "memspec"
+    insists = False
+    waits = False
+    prepares: int | None = None
+
+    def __init__(
+        self, draft_names: Sequence[str], plan: PredictorPlan | None, predictor: Predictor | None
+    ) -> None:
+        self._names = tuple(draft_names)
+        self._plan = plan
+        self._predictor = predictor
+
+    def rank(self, context: Context) -> Ranking:
+        """Rank the candidate drafts for a context; those that were not trained for come last."""
+        if self._plan is None or self._predictor is None:
+            return self._uniform()
+        vector = _vector(context, self._plan)
+        if vector is None:
+            return self._uniform()
+        try:
+            foresight = self._predictor.foresee(vector)
+        except PredictorError as error:
+            _LOG.warning("All drafts count alike at this scheduling point: %s", error)
+            return self._uniform()
+        scores = {name: foresight.scores.get(name, 0.0) for name in self._names}
+        if foresight.topics is None or foresight.tokens is None:
+            return Ranking(scores)
+        unknown = np.ones(len(foresight.topics))  # plain decoding's one token
+        tokens = {name: foresight.tokens.get(name, unknown) for name in self._names}
+        return Ranking(scores, Outlook(foresight.topics.astype(np.float64), tokens))
+
+    def observe(self, iteration: Iteration) -> None:
+        """Let what the target accepted correct the predictor."""
+        if self._predictor is not None:
+            self._predictor.observe(iteration.draft, iteration.proposed, iteration.accepted)
+
+    def _uniform(self) -> Ranking:
+        return Ranking(dict.fromkeys(self._names, 1.0 / max(1, len(self._names))))
+
+
+class PredictionOnly(MemSpec):
+    """Follows the same predictor, and loads a draft only when it is the one to run."""
+
+    name = "prediction_only"
+    prepares = 1
+
+
+def _vector(context: Context, plan: PredictorPlan) -> Vector | None:
+    """Return what the predictor reads of a context, None where the target keeps no states."""
+    if context.prompt_state is None or context.recent_states is None:
+        return None
+    recent = None
+    if context.place:
+        recent = last_mean(context.recent_states, plan.positions)
+    return context_vector(plan.inputs, context.prompt_state.astype(np.float32), recent)

@@ -1,0 +1,76 @@
+"""What a draft is worth: tokens a second, once reading what it has not seen is paid for.
+
+    u_d = N · tokens_d / (N · seconds_d + catch_up_d)
+
+`tokens_d`: what an iteration with draft d is expected to yield; `seconds_d`: what it takes;
+`catch_up_d`: reading the part of the context that d has not read. The draft that runs has read
+all of it, and others only lag by what it wrote since: that is the hysteresis of the choice. A draft
+is worth loading where what it is expected to add, until the answer's end, exceeds what its load and
+its catching up cost.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from memspec_core.strategies.base import Ranking
+
+HORIZON = 16
+"""Iterations that pay for catching up: a topic lasts longer than one interval."""
+
+LOAD_SLOWDOWN = 0.15
+"""How much a load slows decoding at most; see `residency.loader`."""
+
+
+class DraftCosts(Protocol):
+    """What drafts cost on this machine; the planner knows."""
+
+    def iteration_seconds(self, draft: str, length: int) -> float:
+        """Return what an iteration of `length` proposals takes, the target's pass included."""
+        ...
+
+    def catch_up_seconds(self, draft: str, tokens: int) -> float:
+        """Return what reading tokens of the context takes."""
+        ...
+
+
+@dataclass(frozen=True)
+class Utility:
+    """Weighs rankings in tokens an iteration by what iterations of `length` proposals cost.
+
+    `unseen`: tokens of the context that each draft would have to read first.
+    """
+
+    costs: DraftCosts
+    length: int
+    unseen: Mapping[str, int]
+
+    def net(self, ranking: Ranking) -> Ranking:
+        """Return the ranking by utility."""
+        return Ranking({name: self._rate(name, score) for name, score in ranking.scores.items()})
+
+    def worth_loading(
+        self, ranking: Ranking, active: str | None, remaining_tokens: int, load_seconds: float
+    ) -> Ranking:
+        """Leave out of a ranking what a load would not pay for before the answer's end.
+
+        The draft that runs stays, and so does everything where none does, since then any draft is
+        compared with plain decoding.
+        """
+        if active is None or ranking.outlook is None:
+            return ranking
+        seconds = self.costs.iteration_seconds(active, self.length)
+        iterations = remaining_tokens / max(1.0, ranking.scores.get(active, 1.0))
+        kept = {}
+        for name, score in ranking.scores.items():
+            gain = ranking.outlook.gain(name, active) * iterations
+            spent = LOAD_SLOWDOWN * load_seconds
+            spent += self.costs.catch_up_seconds(name, self.unseen.get(name, 0))
+            if name == active or gain > spent / seconds * score:
+                kept[name] = score
+        return Ranking(kept, ranking.outlook)
+
+    def _rate(self, name: str, tokens: float) -> float:
+        seconds = HORIZON * self.costs.iteration_seconds(name, self.length)
+        catch_up = self.costs.catch_up_seconds(name, self.unseen.get(name, 0))
+        return HORIZON * tokens / (seconds + catch_up)
