@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from memspec_core.iteration import Iteration
 from memspec_core.strategies.base import Context, Ranking
-from memspec_core.strategies.foresight import Foresight, Situation, fresh
+from memspec_core.strategies.known_answer import KnownAnswer, Situation, fresh
 from memspec_core.strategies.planning import Plan, Step, plan
 from memspec_core.strategies.static import StaticStrategy
 
@@ -18,8 +18,8 @@ class OracleStatic(StaticStrategy):
     name = "oracle_static"
     insists = False
 
-    def __init__(self, draft_names: Sequence[str], foresight: Foresight) -> None:
-        best = min(range(len(draft_names)), key=foresight.static_seconds)
+    def __init__(self, draft_names: Sequence[str], known: KnownAnswer) -> None:
+        best = min(range(len(draft_names)), key=known.static_seconds)
         super().__init__(draft_names[best])
 
 
@@ -36,10 +36,10 @@ class OracleDynamic:
     prepares: int | None = None
 
     def __init__(
-        self, draft_names: Sequence[str], foresight: Foresight, width: int | None = None
+        self, draft_names: Sequence[str], known: KnownAnswer, width: int | None = None
     ) -> None:
         self._names = tuple(draft_names)
-        self._known = foresight
+        self._known = known
         self._width = width
         self._plan: Plan | None = None
         self._last: Step | None = None

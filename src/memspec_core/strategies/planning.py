@@ -18,7 +18,14 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations, permutations
 from typing import NamedTuple
 
-from memspec_core.strategies.foresight import SAME_TIME, Foresight, Rest, Situation, fresh, slowed
+from memspec_core.strategies.known_answer import (
+    SAME_TIME,
+    KnownAnswer,
+    Rest,
+    Situation,
+    fresh,
+    slowed,
+)
 
 WIDTH = 2000
 """Situations kept at a place for K = 2; with six drafts there are seldom as many."""
@@ -57,7 +64,7 @@ class Plan:
 
 
 def plan(
-    foresight: Foresight,
+    known: KnownAnswer,
     place: int = 0,
     situation: Situation | None = None,
     width: int | None = None,
@@ -66,11 +73,11 @@ def plan(
 
     Exact for K = 1 and 2 with up to six drafts; for a larger K never worse than for 2.
     """
-    search = _Search(foresight)
+    search = _Search(known)
     starts = search.first_situations() if situation is None else {situation: _Reached(0.0)}
-    found = search.run(place, starts, width or (WIDTH if foresight.capacity <= 2 else WIDTH_BEYOND))
-    if foresight.capacity > 2 and situation is None:
-        simpler = plan(replace(foresight, capacity=2))
+    found = search.run(place, starts, width or (WIDTH if known.capacity <= 2 else WIDTH_BEYOND))
+    if known.capacity > 2 and situation is None:
+        simpler = plan(replace(known, capacity=2))
         if simpler.seconds < found.seconds:
             return replace(found, steps=simpler.steps, seconds=simpler.seconds)
     return found
@@ -114,10 +121,10 @@ class _Frontier:
 class _Search:
     """Finds the quickest schedule."""
 
-    def __init__(self, foresight: Foresight) -> None:
-        self._known = foresight
-        self._count, self._drafts = foresight.gains.shape
-        self._rest = Rest(foresight)
+    def __init__(self, known: KnownAnswer) -> None:
+        self._known = known
+        self._count, self._drafts = known.gains.shape
+        self._rest = Rest(known)
 
     def first_situations(self) -> dict[Situation, _Reached]:
         """Return the situations after the first load, the only one that is waited for."""

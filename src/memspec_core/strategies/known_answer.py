@@ -19,7 +19,7 @@ SAME_TIME = 1e-9
 
 
 @dataclass(frozen=True)
-class Foresight:
+class KnownAnswer:
     """What an oracle knows of a generation.
 
     `gains` [n, d]: tokens that an iteration gains at each place of the answer with each draft,
@@ -65,9 +65,9 @@ class Situation(NamedTuple):
     remaining: float = 0.0
 
 
-def fresh(foresight: Foresight) -> int:
+def fresh(known: KnownAnswer) -> int:
     """Return the place up to which a draft that never ran has read the answer: before its start."""
-    return -foresight.prompt_tokens
+    return -known.prompt_tokens
 
 
 class _Intervals:
@@ -76,8 +76,8 @@ class _Intervals:
     `ends` and `seconds` [m + 1, n + 1, d]: after 0 to m intervals of a draft from a place.
     """
 
-    def __init__(self, foresight: Foresight, most: int) -> None:
-        gains = foresight.gains
+    def __init__(self, known: KnownAnswer, most: int) -> None:
+        gains = known.gains
         count, drafts = gains.shape
         columns = np.arange(drafts)
         jump = np.minimum(np.arange(count)[:, None] + gains, count)
@@ -86,13 +86,13 @@ class _Intervals:
         iterations = np.zeros_like(ends)
         all_ends, spent = [ends], [iterations]
         for _ in range(most):
-            for _ in range(foresight.interval):
+            for _ in range(known.interval):
                 iterations = iterations + (ends < count)
                 ends = jump[ends, columns]
             all_ends.append(ends)
             spent.append(iterations)
         self.ends = np.stack(all_ends)
-        self.seconds: Seconds = np.stack(spent) * np.asarray(foresight.iteration_seconds)
+        self.seconds: Seconds = np.stack(spent) * np.asarray(known.iteration_seconds)
 
 
 class Rest:
@@ -105,15 +105,15 @@ class Rest:
     what all drafts could do from the next point on if they were resident then.
     """
 
-    def __init__(self, foresight: Foresight) -> None:
-        self._known = foresight
-        self._slow = foresight.load_slowdown
-        self.intervals = _Intervals(foresight, self._most_points())
+    def __init__(self, known: KnownAnswer) -> None:
+        self._known = known
+        self._slow = known.load_slowdown
+        self.intervals = _Intervals(known, self._most_points())
         self.ends: list[list[int]] = self.intervals.ends[1].tolist()
         self.work: list[list[float]] = self.intervals.seconds[1].tolist()
         pairs, alone = self._of_pairs()
         self._pairs, self._alone = pairs.tolist(), alone.tolist()
-        if foresight.capacity != 2:
+        if known.capacity != 2:
             self._all: list[float] = self._of_all().tolist()
 
     def least(self, place: int, situation: Situation) -> float:
