@@ -108,6 +108,7 @@ def load_engine(
         threads=threads,
     )
     ledger.reserve(Account.TARGET, "target", plan.weight_bytes)
+    ledger.reserve(Account.TARGET, "tokenizer", plan.tokenizer_bytes)
     drafts = {d.name: plan_draft(d.name, d.path, plan) for d in chosen.drafts}
     plan = plan.with_taps(shared_taps(drafts.values()) or _states_for(chosen, plan))
     ledger.reserve(Account.KV, "target", plan.kv_bytes)
