@@ -19,6 +19,7 @@ from memspec_core.models.draft import (
     plan_draft,
     shared_taps,
 )
+from memspec_core.models.pieces import Pace
 from memspec_core.models.places import brought_along
 from memspec_core.models.target import Target, TargetPlan, parse_device, plan_target
 from memspec_core.prediction.head import HIDDEN_STATES, RankingHead, load_head
@@ -116,12 +117,16 @@ def load_engine(
         torch.set_num_threads(1)
     ledger.correct(Account.TARGET, "target", target.decoder.weight_bytes)
     loader = DraftLoader(
-        lambda name: _load_draft(drafts[name], target, chosen.draft_shape),
+        lambda name, pace: _load_draft(drafts[name], target, chosen.draft_shape, pace),
         clock,
         on_finished=on_load_finished,
+        device=target.decoder.device,
     )
     cache = DraftCache(
-        {name: DraftBytes(d.weight_bytes, d.kv_bytes) for name, d in drafts.items()},
+        {
+            name: DraftBytes(d.weight_bytes, d.kv_bytes, d.transient_bytes)
+            for name, d in drafts.items()
+        },
         loader,
         ledger,
         chosen.resident_capacity,
@@ -132,6 +137,7 @@ def load_engine(
         first = _load_first_drafts(cache, chosen, between_parts)
         between_parts()
         planner = Planner(calibrate(target, first, clock))
+        loader.limit_rate(planner.costs.read_bytes_per_second)
     except BaseException:
         cache.clear()
         loader.close()
@@ -153,13 +159,13 @@ def return_memory() -> None:
         _LOG.debug("This C library has no malloc_trim")
 
 
-def _load_draft(plan: DraftPlan, target: Target, shape: str) -> Draft:
+def _load_draft(plan: DraftPlan, target: Target, shape: str, pace: Pace) -> Draft:
     vocabulary_size, is_tree = target.decoder.config.vocabulary_size, shape == "tree"
     if plan.kind == FEATURE:
-        layers, rows = plan.load_feature(target)
+        layers, rows = plan.load_feature(target, pace)
         of_features = FeatureTreeDraft if is_tree else FeatureDraft
         return of_features(plan.name, layers, rows, vocabulary_size, target.cache)
-    decoder, cache = plan.load(target)
+    decoder, cache = plan.load(target, pace)
     kind = TreeDraft if is_tree else IndependentDraft
     return kind(plan.name, decoder, cache, vocabulary_size)
 

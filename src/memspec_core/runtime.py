@@ -33,6 +33,7 @@ from memspec_core.snapshot import (
     TargetSnapshot,
 )
 from memspec_core.strategies import StaticStrategy, Strategy, create_strategy
+from memspec_core.strategies.utility import DraftCosts
 
 _LOG = logging.getLogger(__name__)
 
@@ -185,6 +186,10 @@ class Runtime:
     def unload_drafts(self) -> None:
         """Let all drafts go, as after configure with none resident; raises `NotAcceptingError`."""
         self._command(lambda engine: engine.cache.clear())
+
+    def draft_costs(self) -> DraftCosts:
+        """Return what drafts cost, as measured so far; raises `NotAcceptingError`."""
+        return self._loaded_engine().planner
 
     def strategy(self, name: str) -> Strategy:
         """Return a new strategy of a name, with the predictor that is loaded."""

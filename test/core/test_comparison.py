@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from memspec_core.cli.main import main
-from memspec_core.errors import SettingsError
+from memspec_core.errors import SettingsError, TraceError
 from memspec_core.evaluation.comparison import (
     BASELINE,
     PAPER_FORM,
@@ -19,6 +19,7 @@ from memspec_core.evaluation.comparison import (
 from memspec_core.evaluation.comparison_report import ALL, as_json, table
 from memspec_core.settings import STRATEGY_NAMES
 from memspec_core.training.prompts import PromptSet
+from memspec_core.training.traces import TracePlan, collect_trace
 
 SETS = (PromptSet("a", ("plus", "minus")), PromptSet("b", ("times",)))
 
@@ -63,6 +64,27 @@ def test_every_strategy_answers_every_prompt_from_the_same_beginning(
     assert {found["same_tokens"] for found in figures[ALL].values()} == {3}
     assert figures[ALL][BASELINE]["over_general_static"] == [1.0, 1.0, 1.0]
     assert "mab_sync" in table(figures)
+
+
+def test_oracles_replay_a_trace(parameters: dict[str, object], tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    collect_trace(TracePlan(parameters, SETS, trace, length=3, max_new_tokens=24), lambda *_: None)
+    plan = ComparisonPlan(
+        {**parameters, **PAPER_FORM},
+        SETS,
+        ("oracle_static", "oracle_dynamic"),
+        max_new_tokens=24,
+        trace=trace,
+    )
+    figures = as_json(compare(plan, lambda *_: None))[ALL]
+    assert {found["same_tokens"] for found in figures.values()} == {3}
+    rates = {name: found["tokens_an_iteration"] for name, found in figures.items()}
+    assert rates["oracle_static"] >= rates[BASELINE]
+    with pytest.raises(SettingsError, match="An oracle needs a trace"):
+        compare(replace(plan, trace=None), lambda *_: None)
+    other = replace(plan, prompt_sets=(PromptSet("a", ("equals",)),))
+    with pytest.raises(TraceError, match="lacks the prompt 'equals'"):
+        compare(other, lambda *_: None)
 
 
 def run_of(strategy: str, prompt: int, seconds: float, **more: object) -> StrategyRun:

@@ -124,6 +124,39 @@ def test_missing_weights(folder: Path, target: Target) -> None:
     refused(folder, target, str(folder / WEIGHTS))
 
 
+def test_weights_that_change_after_they_were_loaded(folder: Path, target: Target) -> None:
+    plan = plan_draft("draft", str(folder), target)
+    plan.load(target)
+    plan.load(target)
+    content = (folder / WEIGHTS).read_bytes()
+    changed = bytearray(content)
+    changed[-100] ^= 1
+    (folder / WEIGHTS).write_bytes(changed)
+    with pytest.raises(CheckpointError, match="checksum"):
+        plan.load(target)
+    (folder / WEIGHTS).write_bytes(content[:1000])
+    with pytest.raises(CheckpointError, match="truncated"):
+        plan.load(target)
+    (folder / WEIGHTS).unlink()
+    with pytest.raises(CheckpointError, match="missing"):
+        plan.load(target)
+    (folder / WEIGHTS).write_bytes(content)
+    plan.load(target)
+
+
+def test_a_full_checkpoint_that_goes_while_running(
+    draft_folders: dict[str, Path], target: Target, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(draft_folders["other"], tmp_path / "full"))
+    plan = plan_draft("full", str(folder), target)
+    read: list[int] = []
+    plan.load(target, read.append)
+    assert sum(read) == (folder / "model.safetensors").stat().st_size
+    shutil.rmtree(folder)
+    with pytest.raises(CheckpointError, match=str(folder)):
+        plan.load(target)
+
+
 def test_a_checkpoint_with_another_tokenizer(
     checkpoints: Checkpoints, target: Target, tmp_path: Path
 ) -> None:

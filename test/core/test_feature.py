@@ -246,6 +246,30 @@ def test_logits_are_those_of_the_definition(
         state = decoder.follow([HEAD[int(right.argmax())]], row[None], cache)
 
 
+@pytest.mark.parametrize("length", [2, 20])
+def test_proposals_that_are_too_unlikely_are_left_out(length: int, room: Room) -> None:
+    target, context, count = room.fresh_target(), tokens(length), 5
+    target.decoder.forward(context[:-1], target.cache)
+    features = target.cache.features
+    assert features is not None
+    decoder, cache = of(room)
+    state = decoder.feed(context[1:], features, cache)[-1:]
+    likely, whole = [], []
+    for _ in range(count):
+        probabilities = decoder.logits(state)[0].float().softmax(-1)
+        index = int(probabilities.argmax())
+        likely.append(float(probabilities[index]) * (likely[-1] if likely else 1.0))
+        whole.append(int(decoder.head_token_ids[index]))
+        state = decoder.follow(whole[-1:], state, cache)
+    for kept, bound in enumerate(likely):
+        rolls = decoder.roll
+        cache.truncate(0)
+        assert rolls(context[1:], features, cache, count, 1.001 * bound) == whole[:kept]
+        assert cache.length == length - 1 + kept
+        cache.truncate(0)
+        assert rolls(context[1:], features, cache, count, 0.999 * bound) == whole[: kept + 1]
+
+
 # What a row is does not depend on the pass.
 
 

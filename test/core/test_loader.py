@@ -8,7 +8,9 @@ import pytest
 
 from core.tiny import ManualClock
 from memspec_core.errors import CheckpointError
-from memspec_core.residency.loader import DraftLoader
+from memspec_core.models.pieces import Pace
+from memspec_core.residency.loader import STALL_SECONDS, DraftLoader
+from memspec_core.residency.pace import LoadAbandonedError, LoadPace, load_rate
 from memspec_core.speculation.proposal import Draft, Proposal
 
 
@@ -30,10 +32,14 @@ class NamedDraft:
         pass
 
 
+def named(name: str, pace: Pace) -> Draft:
+    return NamedDraft(name)
+
+
 def test_drafts_are_loaded_in_the_order_asked_for() -> None:
     gate, loaded = threading.Event(), []
 
-    def load(name: str) -> Draft:
+    def load(name: str, pace: Pace) -> Draft:
         gate.wait(10)
         loaded.append(name)
         return NamedDraft(name)
@@ -53,7 +59,7 @@ def test_drafts_are_loaded_in_the_order_asked_for() -> None:
 def test_a_failure_is_a_finished_load_and_the_thread_goes_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def load(name: str) -> Draft:
+    def load(name: str, pace: Pace) -> Draft:
         if name == "broken":
             raise CheckpointError("draft.safetensors is truncated.")
         if name == "odd":
@@ -77,7 +83,7 @@ def test_a_failure_is_a_finished_load_and_the_thread_goes_on(
 def test_seconds_are_those_of_the_clock() -> None:
     clock = ManualClock()
 
-    def load(name: str) -> Draft:
+    def load(name: str, pace: Pace) -> Draft:
         clock.seconds += 2.5
         return NamedDraft(name)
 
@@ -89,7 +95,7 @@ def test_seconds_are_those_of_the_clock() -> None:
 
 def test_it_says_when_a_load_has_ended() -> None:
     ended = threading.Event()
-    loader = DraftLoader(NamedDraft, ManualClock(), on_finished=ended.set)
+    loader = DraftLoader(named, ManualClock(), on_finished=ended.set)
     loader.start("a")
     assert ended.wait(10)
     assert [load.name for load in loader.finished()] == ["a"]
@@ -99,7 +105,7 @@ def test_it_says_when_a_load_has_ended() -> None:
 def test_close_waits_for_the_load_under_way() -> None:
     begun, go_on, loaded = threading.Event(), threading.Event(), []
 
-    def load(name: str) -> Draft:
+    def load(name: str, pace: Pace) -> Draft:
         begun.set()
         go_on.wait(10)
         loaded.append(name)
@@ -116,8 +122,120 @@ def test_close_waits_for_the_load_under_way() -> None:
     assert loaded == ["a"]
 
 
+class Hanging:
+    """Loads of "stuck" hang until they are let go; all others end at once."""
+
+    def __init__(self) -> None:
+        self.begun, self.go_on, self.ended = (threading.Event() for _ in range(3))
+
+    def __call__(self, name: str, pace: Pace) -> Draft:
+        if name == "stuck":
+            self.begun.set()
+            self.go_on.wait(10)
+            self.ended.set()
+        return NamedDraft(name)
+
+
+def test_a_load_that_hangs_fails_in_time_and_others_go_on() -> None:
+    clock, load = ManualClock(), Hanging()
+    loader = DraftLoader(load, clock)
+    loader.start("stuck")
+    loader.start("next")
+    assert load.begun.wait(10)
+    assert loader.finished() == []
+    clock.seconds += STALL_SECONDS
+    stuck = loader.wait()
+    assert (stuck.name, stuck.draft, stuck.seconds) == ("stuck", None, STALL_SECONDS)
+    assert "60 s" in stuck.error
+    after = loader.wait()
+    assert (after.name, after.error) == ("next", "")
+    loader.start("stuck")  # which would hang as well
+    assert "still hangs" in loader.wait().error
+    load.go_on.set()
+    assert load.ended.wait(10)
+    loader.start("last")
+    assert loader.wait().name == "last"  # what came late was dropped
+    loader.close()
+
+
+def test_close_leaves_a_thread_behind_that_hangs(caplog: pytest.LogCaptureFixture) -> None:
+    load = Hanging()
+    loader = DraftLoader(load, ManualClock(), close_seconds=0.01)
+    loader.start("stuck")
+    loader.start("never loaded")
+    assert load.begun.wait(10)
+    loader.close()
+    assert "left behind" in caplog.text
+    threads = [t for t in threading.enumerate() if t.name == "memspec-loader"]
+    assert all(thread.daemon for thread in threads)
+    load.go_on.set()
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def test_close_ends_a_load_at_its_next_piece() -> None:
+    begun, ended = threading.Event(), []
+
+    def load(name: str, pace: Pace) -> Draft:
+        begun.set()
+        try:
+            while True:
+                pace(1)
+        except LoadAbandonedError as error:
+            ended.append(error)
+            raise
+
+    loader = DraftLoader(load, ManualClock())
+    loader.start("a")
+    assert begun.wait(10)
+    loader.close()
+    assert len(ended) == 1
+
+
+def test_a_pace_waits_until_bytes_are_due() -> None:
+    clock = ManualClock()
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        clock.seconds += seconds
+
+    pace = LoadPace(100.0, lambda: False, clock, sleep)
+    pace(50)
+    clock.seconds += 0.25  # that reading itself took
+    pace(50)
+    clock.seconds += 3.0
+    pace(50)
+    assert slept == [pytest.approx(0.5), pytest.approx(0.25)]
+
+
+def test_the_rate_follows_from_that_of_memory() -> None:
+    assert load_rate(10e9) == pytest.approx(0.5e9)  # 15 % of it, read, copied and checked
+    assert load_rate(10e9, slowdown=0.3) == pytest.approx(1e9)
+    assert load_rate(0.0) == float("inf")
+
+
+def test_loads_keep_to_the_rate() -> None:
+    clock = ManualClock()
+    slept: list[float] = []
+
+    def load(name: str, pace: Pace) -> Draft:
+        pace(1_000_000)
+        return NamedDraft(name)
+
+    loader = DraftLoader(load, clock, sleep=slept.append)
+    loader.start("a")
+    loader.wait()
+    loader.limit_rate(20e6)
+    loader.start("a")
+    loader.wait()
+    loader.close()
+    assert slept == [pytest.approx(1.0)]
+
+
 def test_a_draft_that_was_handed_over_is_not_kept_alive() -> None:
-    loader = DraftLoader(NamedDraft, ManualClock())
+    loader = DraftLoader(named, ManualClock())
     loader.start("a")
     load = loader.wait()
     assert load.draft is not None

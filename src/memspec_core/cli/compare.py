@@ -28,13 +28,17 @@ def add_parser(commands: Subparsers) -> None:
         "--strategies",
         type=_names,
         default=STRATEGY_NAMES,
-        help=f"of {', '.join(STRATEGY_NAMES)}; static:NAME for one draft alone",
+        help=f"of {', '.join(STRATEGY_NAMES)}; oracle_static and oracle_dynamic, which need a "
+        "trace; static:NAME for one draft alone",
     )
     parser.add_argument(
         "--form",
         choices=("configured", "paper"),
         default="configured",
         help="paper: three proposals, no lookup, no correction by what is seen, no costs",
+    )
+    parser.add_argument(
+        "--trace", type=Path, metavar="FOLDER", help="of the same prompts and drafts, for oracles"
     )
     parser.add_argument(
         "--prompts", type=positive, metavar="N", help="prompts of each file, evenly spread"
@@ -64,6 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
         max_new_tokens=arguments.max_new_tokens,
         repeats=arguments.repeats,
         cold=not arguments.warm,
+        trace=arguments.trace,
     )
     with Progress() as progress:
         runs = compare(plan, progress.show)

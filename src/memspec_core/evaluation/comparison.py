@@ -8,16 +8,24 @@ that every strategy may wait for; it is left out of the rates, as prompt process
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
-from memspec_core.errors import MeasurementError, SettingsError
+from memspec_core.errors import MeasurementError, SettingsError, TraceError
+from memspec_core.evaluation.acceptance import all_gains
 from memspec_core.iteration import Iteration
+from memspec_core.measurement.trace import Trace, read_trace
+from memspec_core.models.checkpoint import open_checkpoint
 from memspec_core.models.draft import draft_folder
 from memspec_core.models.pieces import forget
+from memspec_core.models.tokenizer import Tokenizer
 from memspec_core.request import FinishReason, GenerationRequest
 from memspec_core.runtime import Runtime
 from memspec_core.settings import Settings
 from memspec_core.snapshot import DraftState
 from memspec_core.strategies import GeneralStatic, StaticStrategy, Strategy
+from memspec_core.strategies.known_answer import KnownAnswer
+from memspec_core.strategies.oracle import OracleDynamic, OracleStatic
+from memspec_core.strategies.utility import LOAD_SLOWDOWN
 from memspec_core.training.prompts import PromptSet
 
 PAPER_FORM: Mapping[str, object] = {
@@ -30,6 +38,9 @@ PAPER_FORM: Mapping[str, object] = {
 by what is seen or by costs."""
 
 BASELINE = GeneralStatic.name
+ORACLES = (OracleStatic.name, OracleDynamic.name)
+"""Strategies that know the answer, from a trace."""
+
 PINNED = "static:"
 """Before a draft's name: that draft alone, whatever the domain."""
 
@@ -40,8 +51,8 @@ Progress = Callable[[str, int, int], None]
 class ComparisonPlan:
     """What to compare. `parameters` are the node's; `cold`: files are read from disc each time.
 
-    `strategies`: names of the settings', or "static:" and a draft's name. The baseline is always
-    measured as well.
+    `strategies`: names of the settings', of oracles, or "static:" and a draft's name. The baseline
+    is always measured as well. `trace`: of the same prompts and drafts, for the oracles.
     """
 
     parameters: Mapping[str, object]
@@ -50,6 +61,7 @@ class ComparisonPlan:
     max_new_tokens: int = 128
     repeats: int = 1
     cold: bool = True
+    trace: Path | None = None
 
     def settings(self) -> Settings:
         """Return the settings of all runs; raises `SettingsError`."""
@@ -58,8 +70,12 @@ class ComparisonPlan:
             draft = name.removeprefix(PINNED)
             if draft != name and draft not in settings.draft_names:
                 raise SettingsError(f"There is no draft '{draft}' to compare with.")
-            if draft == name:
+            if draft == name and name not in ORACLES:
                 Settings.from_parameters({**self.parameters, "strategy": name})
+        if set(ORACLES) & set(self.strategies) and not (self.trace and settings.draft_length):
+            raise SettingsError(
+                "An oracle needs a trace of the prompts (memspec trace), and a fixed draft_length."
+            )
         return settings
 
 
@@ -98,18 +114,26 @@ def compare(plan: ComparisonPlan, progress: Progress) -> list[StrategyRun]:
     answer fails.
     """
     settings = plan.settings()
+    trace = None
+    if plan.trace is not None:
+        trace = read_trace(plan.trace, open_checkpoint(settings.target_path).sha256())
     runtime = Runtime(settings)
     runtime.load()
     try:
         runtime.open()
-        return _Comparison(plan, settings, runtime).runs(progress)
+        return _Comparison(plan, settings, runtime, trace).runs(progress)
     finally:
         runtime.close()
 
 
 class _Comparison:
-    def __init__(self, plan: ComparisonPlan, settings: Settings, runtime: Runtime) -> None:
+    def __init__(
+        self, plan: ComparisonPlan, settings: Settings, runtime: Runtime, trace: Trace | None
+    ) -> None:
         self._plan = plan
+        self._settings = settings
+        self._trace = trace
+        self._tokenizer = Tokenizer.of(open_checkpoint(settings.target_path))
         self._runtime = runtime
         self._names = tuple(dict.fromkeys((BASELINE, *plan.strategies)))
         self._folders = [draft_folder(draft.name, draft.path) for draft in settings.drafts]
@@ -122,7 +146,8 @@ class _Comparison:
             for index, text in enumerate(prompt_set.texts)
         ]
         runs: list[StrategyRun] = []
-        self._answer(BASELINE, "", 0, prompts[0][2])  # warms up
+        for draft in self._settings.draft_names:  # warms up, and shows what each draft costs
+            self._answer(f"{PINNED}{draft}", "", 0, prompts[0][2])
         for number, (set_name, index, text) in enumerate(prompts):
             # The order turns, so that no strategy always comes after the same one.
             turn = number % len(self._names)
@@ -142,7 +167,7 @@ class _Comparison:
             moments.append(time.perf_counter())
 
         request = GenerationRequest(prompt=text, max_new_tokens=self._plan.max_new_tokens)
-        result = self._runtime.submit(request, listen, self._strategy(name)).result()
+        result = self._runtime.submit(request, listen, self._strategy(name, request)).result()
         if result.finish_reason is FinishReason.ABORTED:
             raise MeasurementError(result.error)
         first, stats = iterations[0].seconds, result.stats
@@ -163,9 +188,39 @@ class _Comparison:
             token_ids=result.token_ids,
         )
 
-    def _strategy(self, name: str) -> Strategy:
+    def _strategy(self, name: str, request: GenerationRequest) -> Strategy:
+        names = self._settings.draft_names
+        if name == OracleStatic.name:
+            return OracleStatic(names, self._known(request))
+        if name == OracleDynamic.name:
+            return OracleDynamic(names, self._known(request))
         draft = name.removeprefix(PINNED)
         return StaticStrategy(draft) if draft != name else self._runtime.strategy(name)
+
+    def _known(self, request: GenerationRequest) -> KnownAnswer:
+        """Return what an oracle knows of an answer; raises `TraceError` if the trace has it not."""
+        assert self._trace is not None
+        ids = self._tokenizer.prompt_ids(request.validated(()))
+        found = (p for p in self._trace.prompts if p.prompt_ids.tolist() == ids)
+        prompt = next(found, None)
+        missing = set(self._settings.draft_names) - set(self._trace.drafts)
+        if prompt is None or missing:
+            what = f"the draft {min(missing)}" if missing else f"the prompt {request.prompt[:40]!r}"
+            raise TraceError(f"The trace in {self._plan.trace} lacks {what}; make it with both.")
+        columns = [self._trace.drafts.index(name) for name in self._settings.draft_names]
+        length, costs = self._settings.draft_length, self._runtime.draft_costs()
+        names = self._settings.draft_names
+        loading = self._runtime.snapshot().loads.load_seconds_p50
+        return KnownAnswer(
+            gains=all_gains(prompt, columns, length),
+            capacity=self._settings.resident_capacity,
+            interval=self._settings.scheduling_interval,
+            iteration_seconds=[costs.iteration_seconds(name, length) for name in names],
+            load_seconds=[loading] * len(names),
+            catch_up_seconds=[costs.catch_up_seconds(name, 1) for name in names],
+            prompt_tokens=len(ids),
+            load_slowdown=1.0 + LOAD_SLOWDOWN,
+        )
 
     def _forget(self) -> None:
         while self._runtime.snapshot().draft_names_in(DraftState.LOADING):

@@ -39,16 +39,17 @@ class Checkpoint:
         """The GGUF file, or the folder of the safetensors."""
         return self.folder / self.gguf_file if self.gguf_file else self.folder
 
+    def weight_files(self) -> list[Path]:
+        """Return the files that hold the weights, in the order of their names."""
+        if self.gguf_file:
+            return [self.folder / self.gguf_file]
+        return sorted(self.folder.glob("*.safetensors"))
+
     def sha256(self) -> str:
         """Hash the weights' files, in the order of their names."""
-        names = (
-            [self.gguf_file]
-            if self.gguf_file
-            else sorted(file.name for file in self.folder.glob("*.safetensors"))
-        )
         digest = hashlib.sha256()
-        for name in names:
-            with (self.folder / name).open("rb") as file:
+        for path in self.weight_files():
+            with path.open("rb") as file:
                 while piece := file.read(1 << 20):
                     digest.update(piece)
         return digest.hexdigest()

@@ -189,9 +189,15 @@ class FeatureDecoder(Layers):
 
     @abstractmethod
     def roll(
-        self, token_ids: Sequence[int], features: torch.Tensor, cache: KeyValueCache, count: int
+        self,
+        token_ids: Sequence[int],
+        features: torch.Tensor,
+        cache: KeyValueCache,
+        count: int,
+        least: float = 0.0,
     ) -> list[int]:
         """Feed n tokens as `feed` does; return the `count` most probable tokens after them.
 
-        Each is fed but the last, so that the cache grows by n + count - 1 rows.
+        Fewer, or none, where all of them together would be less probable than `least`. Each is fed
+        but the last of `count`, so that the cache grows by n + count - 1 rows at the most.
         """

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from memspec_core.models.configuration import DecoderConfig
 from memspec_core.models.decoder import Decoder, DecoderParts, FeatureDecoder, Fuse
 from memspec_core.models.kv_cache import KeyValueCache
 from memspec_core.models.linear import DenseLinear, Linear, Table
+from memspec_core.models.pieces import FileVersion, Pace, at_once, forget, read_ahead, read_file
 from memspec_core.models.places import brought_along, model_places
 from memspec_core.models.quantised import GROUP_SIZE
 from memspec_core.models.safetensors_files import SafetensorsFiles
@@ -72,7 +73,10 @@ class Manifest:
 
 @dataclass(frozen=True)
 class DraftPlan:
-    """A draft that has been looked at but not read, with the fast memory that it will take."""
+    """A draft that has been looked at but not read, with the fast memory that it will take.
+
+    `transient_bytes`: beside `weight_bytes` and `kv_bytes`, while it is loaded.
+    """
 
     name: str
     path: Path
@@ -81,22 +85,26 @@ class DraftPlan:
     kv_bytes: int
     manifest: Manifest | None
     backend: Backend
+    transient_bytes: int = 0
+    _verified: set[FileVersion] = field(default_factory=set, compare=False, repr=False)
 
     @property
     def taps(self) -> tuple[int, ...]:
         """The target's layers that a feature draft needs the hidden states of, else none."""
         return () if self.manifest is None else self.manifest.taps
 
-    def load(self, target: Target) -> tuple[Decoder, KeyValueCache]:
+    def load(self, target: Target, pace: Pace = at_once) -> tuple[Decoder, KeyValueCache]:
         """Bring an independent draft into memory, for this target; raises `CheckpointError`."""
         if self.manifest is None:
-            decoder = _load_full(self.path, target)
+            decoder = _load_full(self.path, target, pace)
         else:
-            _, parts = _shared_parts(self.path, self.manifest, target, self.backend)
+            _, parts = self._shared_parts(self.manifest, target, pace)
             decoder = self.backend.decoder(parts)
         return decoder, self._new_cache(decoder.config, target)
 
-    def load_feature(self, target: Target) -> tuple[FeatureDecoder, KeyValueCache]:
+    def load_feature(
+        self, target: Target, pace: Pace = at_once
+    ) -> tuple[FeatureDecoder, KeyValueCache]:
         """Bring a feature draft into memory, for this target; raises `CheckpointError`."""
         assert self.manifest is not None
         if target.cache.taps != self.taps:
@@ -104,7 +112,7 @@ class DraftPlan:
                 f"The draft in {self.path} needs the target's hidden states after the layers "
                 f"{list(self.taps)}, but those after {list(target.cache.taps)} are kept."
             )
-        reader, parts = _shared_parts(self.path, self.manifest, target, self.backend)
+        reader, parts = self._shared_parts(self.manifest, target, pace)
         hidden = parts.config.hidden_size
         reader.require_shape(FUSE_FEATURES, (hidden, len(self.taps) * hidden))
         reader.require_shape(FUSE_INPUT, (hidden, 2 * hidden))
@@ -115,6 +123,42 @@ class DraftPlan:
         )
         decoder = self.backend.feature_decoder(parts, fuse)
         return decoder, self._new_cache(decoder.config, target)
+
+    def _shared_parts(
+        self, manifest: Manifest, target: Target, pace: Pace
+    ) -> tuple[WeightReader, DecoderParts]:
+        """Load a draft that shares the target's embedding and head; return its reader as well."""
+        if manifest.tokenizer_sha256 != target.tokenizer.sha256():
+            raise CheckpointError(
+                f"The draft in {self.path} was made for another tokenizer than that of "
+                f"{target.checkpoint.path}; make one with memspec distill."
+            )
+        device = target.decoder.device
+        source = self._weights(manifest, pace, pinned=device.type == "cuda")
+        # Distilled weights keep the order of the target's rows as transformers has them.
+        reader = WeightReader(source, "stored", device, self.backend)
+        config = _truncated_config(target.decoder.config, manifest, self.path)
+        ids = source.raw(HEAD_TOKENS).to(device, torch.int64)
+        return reader, DecoderParts(
+            config,
+            target.decoder.embedding,
+            [reader.layer(config, index) for index in range(config.layers)],
+            reader.norm(FINAL_NORM),
+            _head(target, ids, self.backend),
+            ids,
+        )
+
+    def _weights(self, manifest: Manifest, pace: Pace, *, pinned: bool) -> SafetensorsFiles:
+        """Read the weights' file; its checksum is verified once for each version of the file."""
+        file = self.path / WEIGHTS
+        read = read_file(file, pace, self._verified.__contains__, pinned=pinned)
+        if read.sha256 and read.sha256 != manifest.weights_sha256:
+            raise CheckpointError(
+                f"{file} is truncated or corrupt (its checksum differs from the manifest's); "
+                "copy the draft again."
+            )
+        self._verified.add(read.version)
+        return SafetensorsFiles.of_bytes(file, read.data)
 
     def _new_cache(self, config: DecoderConfig, target: Target) -> KeyValueCache:
         capacity = min(target.context_tokens, config.context_tokens)
@@ -262,36 +306,6 @@ def _require_this_target(folder: Path, manifest: Manifest, checkpoint: Checkpoin
         )
 
 
-def _shared_parts(
-    folder: Path, manifest: Manifest, target: Target, backend: Backend
-) -> tuple[WeightReader, DecoderParts]:
-    """Load a draft that shares the target's embedding and head; return its reader as well."""
-    if manifest.tokenizer_sha256 != target.tokenizer.sha256():
-        raise CheckpointError(
-            f"The draft in {folder} was made for another tokenizer than that of "
-            f"{target.checkpoint.path}; make one with memspec distill."
-        )
-    file = _weights_file(folder)
-    if not weights_are_whole(folder, manifest):
-        raise CheckpointError(
-            f"{file} is truncated or corrupt (its checksum differs from the manifest's); "
-            "copy the draft again."
-        )
-    source = SafetensorsFiles([file])
-    # Distilled weights keep the order of the target's rows as transformers has them.
-    reader = WeightReader(source, "stored", target.decoder.device, backend)
-    config = _truncated_config(target.decoder.config, manifest, folder)
-    ids = source.raw(HEAD_TOKENS).to(target.decoder.device, torch.int64)
-    return reader, DecoderParts(
-        config,
-        target.decoder.embedding,
-        [reader.layer(config, index) for index in range(config.layers)],
-        reader.norm(FINAL_NORM),
-        _head(target, ids, backend),
-        ids,
-    )
-
-
 def _head(target: Target, ids: torch.Tensor, backend: Backend) -> Linear:
     """Return the draft's head over some rows of the target's, at 4 bits where a kernel is.
 
@@ -311,8 +325,11 @@ def _head_bytes(manifest: Manifest, device: torch.device) -> int:
     return weights * ROUNDED_BITS["int4"] // 8 if four_bits else weights * 2
 
 
-def _load_full(path: Path, target: Target) -> Decoder:
+def _load_full(path: Path, target: Target, pace: Pace) -> Decoder:
     checkpoint = _checked(open_checkpoint(path), target)
+    files = checkpoint.weight_files()
+    for file in files:
+        read_ahead(file, pace)
     device = target.decoder.device
     plan = TargetPlan(
         checkpoint=checkpoint,
@@ -323,7 +340,10 @@ def _load_full(path: Path, target: Target) -> Decoder:
         weight_bytes=0,
         kv_bytes=0,
     )
-    return plan.load().decoder
+    decoder = plan.load().decoder
+    for file in files:
+        forget(file)
+    return decoder
 
 
 def _backend_of(checkpoint: Checkpoint, target: TargetPlan | Target) -> Backend:

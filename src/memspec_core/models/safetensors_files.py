@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -18,6 +19,8 @@ _FLOATS = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
+_DTYPES = _FLOATS | {"U8": torch.uint8, "I32": torch.int32}
+"""What a draft's file may hold."""
 
 
 class SafetensorsFiles:
@@ -32,11 +35,9 @@ class SafetensorsFiles:
     def __init__(self, files: list[Path]) -> None:
         self.where = ", ".join(map(str, files))
         self._where: dict[str, Path] = {}
-        self._open: dict[Path, safe_open] = {}
+        self._open: dict[Path, safe_open | _HeldFile] = {}
         for file in files:
-            handle = self._opened(file)
-            for name in handle.keys():  # noqa: SIM118 - not a mapping
-                self._where[name.removeprefix("model.")] = file
+            self._add(file, _opened(file))
 
     @classmethod
     def of_folder(cls, folder: Path, single: str = SINGLE) -> "SafetensorsFiles":
@@ -50,6 +51,13 @@ class SafetensorsFiles:
             raise CheckpointError(f"{index} is not a safetensors index: {error}.") from error
         return cls([folder / name for name in names])
 
+    @classmethod
+    def of_bytes(cls, file: Path, data: torch.Tensor) -> "SafetensorsFiles":
+        """Open the bytes (uint8) that were read from a file; raises `CheckpointError`."""
+        files = cls([])
+        files._add(file, _HeldFile(file, data))
+        return files
+
     def names(self) -> list[str]:
         """Return the names of all tensors as they lie in the files, without `model.`."""
         return list(self._where)
@@ -62,7 +70,7 @@ class SafetensorsFiles:
         """Return the dtype in which a tensor is stored; bf16 for one in 4-bit groups."""
         if name not in self._where:
             return torch.bfloat16
-        kind = self._opened(self._where[name]).get_slice(self._stored(name)).get_dtype()
+        kind = self._open[self._where[name]].get_slice(self._stored(name)).get_dtype()
         if kind not in _FLOATS:
             raise CheckpointError(
                 f"{self._where[name]}: tensor {name} has the type {kind}; "
@@ -73,7 +81,7 @@ class SafetensorsFiles:
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor, also where it is stored in 4-bit groups."""
         if name in self._where:
-            return tuple(self._opened(self._where[name]).get_slice(self._stored(name)).get_shape())
+            return tuple(self._open[self._where[name]].get_slice(self._stored(name)).get_shape())
         packed = self.raw(f"{name}.codes") if self.has(name) else self.raw(name)
         return (packed.shape[0], 2 * packed.shape[1])
 
@@ -102,7 +110,7 @@ class SafetensorsFiles:
             raise CheckpointError(f"{self.where} lacks the tensor {name}.")
         file = self._where[name]
         try:
-            tensor: torch.Tensor = self._opened(file).get_tensor(self._stored(name))
+            tensor: torch.Tensor = self._open[file].get_tensor(self._stored(name))
         except (SafetensorError, OSError, ValueError) as error:
             raise CheckpointError(f"{file}: tensor {name} cannot be read: {error}.") from error
         return tensor
@@ -117,28 +125,95 @@ class SafetensorsFiles:
             return sum(file.stat().st_size for file in self._open)
         total = 0
         for name, file in self._where.items():
-            elements = math.prod(self._opened(file).get_slice(self._stored(name)).get_shape())
+            elements = math.prod(self._open[file].get_slice(self._stored(name)).get_shape())
             total += elements * dtype.itemsize * (2 if name.endswith(".codes") else 1)
         return total
 
     def _stored(self, name: str) -> str:
-        handle = self._opened(self._where[name])
+        handle = self._open[self._where[name]]
         return name if name in handle.keys() else f"model.{name}"  # noqa: SIM118
 
-    def _opened(self, file: Path) -> safe_open:
-        if file not in self._open:
-            try:
-                if file.stat().st_size == 0:
-                    raise CheckpointError(f"{file} is empty; copy the checkpoint again.")
-                self._open[file] = safe_open(file, framework="pt")
-            except FileNotFoundError as error:
-                raise CheckpointError(f"{file} is missing.") from error
-            except (SafetensorError, OSError) as error:
-                raise CheckpointError(
-                    f"{file} is truncated or not a safetensors file ({error}); "
-                    "copy the checkpoint again."
-                ) from error
-        return self._open[file]
+    def _add(self, file: Path, handle: "safe_open | _HeldFile") -> None:
+        self.where = self.where or str(file)
+        self._open[file] = handle
+        for name in handle.keys():  # noqa: SIM118 - not a mapping
+            self._where[name.removeprefix("model.")] = file
+
+
+def _opened(file: Path) -> safe_open:
+    try:
+        if file.stat().st_size == 0:
+            raise CheckpointError(f"{file} is empty; copy the checkpoint again.")
+        return safe_open(file, framework="pt")
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{file} is missing.") from error
+    except (SafetensorError, OSError) as error:
+        raise _not_whole(file, error) from error
+
+
+def _not_whole(file: Path, error: object) -> CheckpointError:
+    return CheckpointError(
+        f"{file} is truncated or not a safetensors file ({error}); copy the checkpoint again."
+    )
+
+
+class _HeldFile:
+    """A file whose bytes are in memory already, to be asked like a `safe_open`.
+
+    A mapped file would end the process where somebody truncates it.
+    """
+
+    def __init__(self, file: Path, data: torch.Tensor) -> None:
+        self._data = data
+        try:
+            length = int.from_bytes(data[:8].numpy().tobytes(), "little")
+            self._start = 8 + length
+            header = json.loads(data[8 : self._start].numpy().tobytes())
+            header.pop("__metadata__", None)
+            self._slices = {name: _Slice(**fields) for name, fields in header.items()}
+            if not all(part.fits(len(data) - self._start) for part in self._slices.values()):
+                raise ValueError("its header does not fit its length")
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise _not_whole(file, error) from error
+
+    def keys(self) -> list[str]:
+        return list(self._slices)
+
+    def get_slice(self, name: str) -> "_Slice":
+        return self._slices[name]
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        """Return a tensor that does not keep the file's bytes, unless a GPU takes it from them."""
+        part = self._slices[name]
+        begin, end = (self._start + offset for offset in part.data_offsets)
+        values = self._data[begin:end]
+        if not self._data.is_pinned() or begin % part.torch_dtype.itemsize:
+            values = values.clone()
+        return values.view(part.torch_dtype).view(part.shape)
+
+
+@dataclass(frozen=True)
+class _Slice:
+    """Where a tensor lies in a file, in the words of its header."""
+
+    dtype: str
+    shape: list[int]
+    data_offsets: list[int]
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return _DTYPES[self.dtype]
+
+    def fits(self, length: int) -> bool:
+        begin, end = self.data_offsets
+        size = math.prod(self.shape) * self.torch_dtype.itemsize
+        return 0 <= begin <= end <= length and end - begin == size
+
+    def get_dtype(self) -> str:
+        return self.dtype
+
+    def get_shape(self) -> list[int]:
+        return self.shape
 
 
 def pack_codes(codes: torch.Tensor) -> torch.Tensor:

@@ -179,13 +179,23 @@ class TorchFeatureDecoder(FeatureDecoder, _TorchLayers):
         return hidden
 
     def roll(
-        self, token_ids: Sequence[int], features: torch.Tensor, cache: KeyValueCache, count: int
+        self,
+        token_ids: Sequence[int],
+        features: torch.Tensor,
+        cache: KeyValueCache,
+        count: int,
+        least: float = 0.0,
     ) -> list[int]:
-        """Feed n tokens and propose `count`; see `FeatureDecoder.roll`."""
+        """Feed n tokens and propose `count` or fewer; see `FeatureDecoder.roll`."""
         state = self.feed(token_ids, features, cache)[-1:]
         proposed: list[int] = []
+        probability = 1.0
         while True:
-            index = int(self.logits(state).argmax())
+            probabilities = self.logits(state).float().softmax(dim=-1)
+            index = int(probabilities.argmax())
+            probability *= float(probabilities[0, index])
+            if probability < least:
+                return proposed
             ids = self.head_token_ids
             proposed.append(index if ids is None else int(ids[index]))
             if len(proposed) == count:

@@ -17,6 +17,7 @@ from memspec_core.speculation.acceptance import accept_greedy, accept_sampled, a
 from memspec_core.speculation.answer import Answer
 from memspec_core.speculation.calibration import MOST_ROWS
 from memspec_core.speculation.course import Interruption
+from memspec_core.speculation.feature import FeatureDraft
 from memspec_core.speculation.lookup import NgramLookup
 from memspec_core.speculation.planner import Candidate, Plan, Planner, fixed_plan
 from memspec_core.speculation.proposal import Draft, Proposal
@@ -154,7 +155,7 @@ class Decoding:
         self._commit(tokens[:committed])
         verified = self._clock.now()
         self._planner.observe(
-            plan.name if proposal.token_ids else PLAIN,
+            plan if proposal.token_ids or plan.least else Plan(),
             len(proposal.token_ids),
             accepted,
             drafted - started,
@@ -194,6 +195,8 @@ class Decoding:
         if draft is None or plan.name != draft.name:
             return plan, looked_up.cut(plan.length)
         self._remember(draft)
+        if plan.least and isinstance(draft, FeatureDraft):
+            return plan, draft.propose_likely(self._context, plan.length, plan.least)
         return plan, draft.propose(self._context, plan.length, self._sampler)
 
     def _remember(self, draft: Draft) -> None:
@@ -204,7 +207,8 @@ class Decoding:
     def _plan(self, draft: Draft | None, looked_up: Proposal, room: int, length: int) -> Plan:
         candidates = []
         if draft is not None and room > 0:
-            candidates.append(Candidate(draft.name, room, self.unseen_tokens(draft)))
+            stops = isinstance(draft, FeatureDraft) and draft.stops and self._sampler.greedy
+            candidates.append(Candidate(draft.name, room, self.unseen_tokens(draft), stops))
         if looked_up.token_ids:
             found = Candidate(f"{LOOKUP} {looked_up.matched}", len(looked_up.token_ids))
             surer = looked_up.matched >= SURE_MATCH

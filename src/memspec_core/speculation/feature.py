@@ -22,6 +22,8 @@ class FeatureDraft(ModelDraft):
     """
 
     kind = FEATURE
+    stops = True
+    """Whether it can leave out what is too unlikely."""
 
     def __init__(
         self,
@@ -41,13 +43,24 @@ class FeatureDraft(ModelDraft):
 
     def propose(self, context: Sequence[int], length: int, sampler: Sampler) -> Proposal:
         """Propose up to `length` tokens after the context; none where it cannot."""
+        if sampler.greedy:
+            return self.propose_likely(context, length, 0.0)
         try:
-            if sampler.greedy:
-                return self._rolled(context, length)
             return super().propose(context, length, sampler)
         finally:
-            # The rows of proposals come from the draft's own states, not from the target's.
-            self._cache.truncate(max(0, len(context) - 1))
+            self._forget_proposals(context)
+
+    def propose_likely(self, context: Sequence[int], length: int, least: float) -> Proposal:
+        """Propose greedily, while the draft finds all of it together `least` probable or more."""
+        length = min(length, self._room(context))
+        if length <= 0:
+            return Proposal()
+        unseen = self._fed_but_last_rows(context)
+        try:
+            found = self._decoder.roll(unseen, self._features, self._cache, length, least)
+            return Proposal(tuple(found))
+        finally:
+            self._forget_proposals(context)
 
     def read(self, context: Sequence[int]) -> None:
         """Feed all of the context but its last token, as far as there are features and room."""
@@ -59,13 +72,9 @@ class FeatureDraft(ModelDraft):
         """Forget everything after the first `length` tokens of the context."""
         self._cache.truncate(max(0, length - 1))
 
-    def _rolled(self, context: Sequence[int], length: int) -> Proposal:
-        """Propose greedily, in one call."""
-        length = min(length, self._room(context))
-        if length <= 0:
-            return Proposal()
-        unseen = self._fed_but_last_rows(context)
-        return Proposal(tuple(self._decoder.roll(unseen, self._features, self._cache, length)))
+    def _forget_proposals(self, context: Sequence[int]) -> None:
+        """Forget rows that come from the draft's own states, not from the target's."""
+        self._cache.truncate(max(0, len(context) - 1))
 
     def _room(self, context: Sequence[int]) -> int:
         self._keep_common(context[:-1])
@@ -106,3 +115,5 @@ class FeatureDraft(ModelDraft):
 
 class FeatureTreeDraft(TreeShaped, FeatureDraft):
     """A feature draft that proposes trees; each row starts from its parent's."""
+
+    stops = False

@@ -4,10 +4,14 @@ An iteration with a chain of length g from a draft with step cost c yields E tok
 g·c + v(g + 1) seconds, where v(n) is a pass of n rows over the target; a plain one yields one
 token in v(1). The planner takes what yields most a second, by the acceptance seen so far. A
 source that does not pay is left alone and tried again now and then.
+
+A draft that knows how likely its proposals are stops by itself: one more, right with probability p
+together with those before it, brings p tokens for c + v(2) - v(1) seconds, and so pays while p is
+above that times the rate. What such a draft yields is seen, not reckoned.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from memspec_core.request import LOOKUP, PLAIN
 from memspec_core.speculation.calibration import NOMINAL, Costs
@@ -34,6 +38,9 @@ READING_SHARE = 0.2
 TIMING_WEIGHT = 0.1
 """Weight of the newest iteration in what passes and steps cost now."""
 
+MOST_LIKELY = 8
+"""Proposals at the most of a draft that stops by itself."""
+
 PRIOR = 0.5
 PRIOR_WEIGHT = 8.0
 """The acceptance that is assumed before any is seen, and the iterations that it counts for."""
@@ -56,6 +63,23 @@ class _Acceptance:
 
 
 @dataclass
+class _Yield:
+    """What iterations of a draft that stops by itself gained and took; it forgets slowly.
+
+    `passes`: seconds of verification, as calibrated; `steps`: of the draft.
+    """
+
+    tokens: float
+    passes: float
+    steps: float
+
+    def add(self, tokens: int, passes: float, steps: int) -> None:
+        self.tokens = MEMORY * self.tokens + tokens
+        self.passes = MEMORY * self.passes + passes
+        self.steps = MEMORY * self.steps + steps
+
+
+@dataclass
 class _Source:
     """One draft, or lookups of one certainty: its acceptance, its step cost, and whether it pays.
 
@@ -63,6 +87,7 @@ class _Source:
     """
 
     step_seconds: float
+    yielded: _Yield
     first: _Acceptance = field(default_factory=_Acceptance)
     later: _Acceptance = field(default_factory=_Acceptance)
     pays: bool = True
@@ -89,20 +114,26 @@ class Candidate:
     """A source that could propose now, and how many tokens at the most.
 
     The name of a lookup says how much it matched as well: each certainty has an acceptance.
-    `unseen`: tokens of the context that a draft would have to read first.
+    `unseen`: tokens of the context that a draft would have to read first. `stops`: it can leave out
+    proposals that are too unlikely.
     """
 
     name: str
     most: int
     unseen: int = 0
+    stops: bool = False
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What the next iteration does: the source's name, or "none", and the length to ask for."""
+    """What the next iteration does: the source's name, or "none", and the length to ask for.
+
+    `least`: how likely all of the proposals together must be, 0 where that does not matter.
+    """
 
     name: str = PLAIN
     length: int = 0
+    least: float = 0.0
 
     @property
     def source(self) -> str:
@@ -111,7 +142,8 @@ class Plan:
 
     def describe(self) -> str:
         """Return the plan in words for people."""
-        return f"{self.length} by {self.source}" if self.length else PLAIN
+        bound = "up to " if self.least else ""
+        return f"{bound}{self.length} by {self.source}" if self.length else PLAIN
 
 
 class Planner:
@@ -154,35 +186,40 @@ class Planner:
         best_rate, best, probe = plain, Plan(), Plan()
         for candidate in candidates:
             source = self._source(candidate.name)
-            rate, length = self._best_length(source, candidate.most)
+            rate, plan = self._best_plan(source, candidate, plain)
             source.pays = rate > plain * (1.0 if source.pays else ON_AGAIN)
             if source.pays:
                 source.pause, source.idle, source.tries = FIRST_PAUSE, 0, 0
                 if rate > best_rate:
-                    best_rate, best = rate, Plan(candidate.name, length)
+                    best_rate, best = rate, plan
             else:
                 source.idle += 1
                 if self._trial_is_due(source, candidate.unseen):
-                    probe = Plan(candidate.name, 1)
+                    probe = plan if candidate.stops else replace(plan, length=1)
         self.plan = probe if probe.length and not best.length else best
         return self.plan
 
     def observe(
         self,
-        name: str,
+        plan: Plan,
         proposed: int,
         accepted: int,
         draft_seconds: float,
         verify_seconds: float,
     ) -> None:
-        """See what an iteration of a source (or "none") did, and what its two halves took."""
+        """See what an iteration that followed a plan did, and what its two halves took."""
+        steps = min(plan.length, proposed + 1) if plan.least else proposed
         if self._timed:
-            self._observe_times(name, proposed, draft_seconds, verify_seconds)
-        self._last = name
-        if not proposed:
+            self._observe_times(plan.name, steps, proposed, draft_seconds, verify_seconds)
+        self._last = plan.name
+        if not steps:
             return
-        source = self._source(name)
-        source.add(proposed, accepted)
+        source = self._source(plan.name)
+        if plan.least:
+            passed = self.costs.verify_seconds[min(proposed + 1, self.costs.most_rows) - 1]
+            source.yielded.add(accepted + 1, passed, steps)
+        else:
+            source.add(proposed, accepted)
         if not source.pays:
             source.tries += 1
             if source.tries >= TRIES:
@@ -194,12 +231,19 @@ class Planner:
         affordable = TRIAL_SHARE * source.idle * self._pass_seconds(1)
         return source.tries > 0 or (source.idle >= source.pause and seconds <= affordable)
 
-    def _best_length(self, source: _Source, most: int) -> tuple[float, int]:
-        rates = (
-            (self._rate(source, length), length)
-            for length in range(1, min(most, self.costs.most_rows - 1) + 1)
-        )
-        return max(rates, default=(0.0, 0))
+    def _best_plan(self, source: _Source, candidate: Candidate, plain: float) -> tuple[float, Plan]:
+        """Return the tokens a second of a source, and the plan that gives them."""
+        most = min(candidate.most, self.costs.most_rows - 1)
+        if candidate.stops:
+            seen = source.yielded
+            seconds = seen.passes * self._slowdown + seen.steps * source.step_seconds
+            rate = seen.tokens / seconds
+            one_more = source.step_seconds + self._pass_seconds(2) - self._pass_seconds(1)
+            least = min(1.0, one_more * max(rate, plain))
+            return rate, Plan(candidate.name, min(most, MOST_LIKELY), least)
+        rates = ((self._rate(source, length), length) for length in range(1, most + 1))
+        rate, length = max(rates, default=(0.0, 0))
+        return rate, Plan(candidate.name, length)
 
     def _rate(self, source: _Source, length: int) -> float:
         seconds = length * source.step_seconds + self._pass_seconds(length + 1)
@@ -209,20 +253,24 @@ class Planner:
         return self.costs.verify_seconds[rows - 1] * self._slowdown
 
     def _observe_times(
-        self, name: str, proposed: int, draft_seconds: float, verify_seconds: float
+        self, name: str, steps: int, proposed: int, draft_seconds: float, verify_seconds: float
     ) -> None:
         """Follow what a pass takes now: it grows with the context and with what else runs."""
         if 0 < proposed + 1 <= self.costs.most_rows:
             ratio = verify_seconds / self.costs.verify_seconds[proposed]
             self._slowdown += TIMING_WEIGHT * (min(max(ratio, 0.2), 5.0) - self._slowdown)
-        if proposed and name == self._last:  # else it had to catch up with the context
+        if steps and name == self._last:  # else it had to catch up with the context
             source = self._source(name)
-            step = draft_seconds / proposed
+            step = draft_seconds / steps
             source.step_seconds += TIMING_WEIGHT * (step - source.step_seconds)
 
     def _source(self, name: str) -> _Source:
         if name not in self._sources:
-            self._sources[name] = _Source(self.costs.step_seconds(name))
+            step_seconds = self.costs.step_seconds(name)
+            passes = self.costs.verify_seconds[min(2, self.costs.most_rows) - 1]
+            usual = _Yield(1.0 + PRIOR, passes, 2.0)
+            prior = _Yield(*(PRIOR_WEIGHT * value for value in vars(usual).values()))
+            self._sources[name] = _Source(step_seconds, prior)
         return self._sources[name]
 
 

@@ -157,13 +157,19 @@ class NativeFeatureDecoder(_NativeLayers, FeatureDecoder):
         return hidden
 
     def roll(
-        self, token_ids: Sequence[int], features: torch.Tensor, cache: KeyValueCache, count: int
+        self,
+        token_ids: Sequence[int],
+        features: torch.Tensor,
+        cache: KeyValueCache,
+        count: int,
+        least: float = 0.0,
     ) -> list[int]:
-        """Feed n tokens and propose `count`; see `FeatureDecoder.roll`."""
+        """Feed n tokens and propose `count` or fewer; see `FeatureDecoder.roll`."""
         proposed: list[int] = self._step.roll(
-            token_ids, features, cache.rows, cache.length, count, self._threads
+            token_ids, features, cache.rows, cache.length, count, least, self._threads
         )
-        cache.token_ids.extend([*token_ids, *proposed[:-1]])
+        fed = proposed if len(proposed) < count else proposed[:-1]
+        cache.token_ids.extend([*token_ids, *fed])
         return proposed
 
 

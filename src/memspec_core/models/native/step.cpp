@@ -1228,9 +1228,11 @@ class FeatureStep : public Step {
   }
 
   // Feed tokens as `feed` does, then propose: the most probable token, fed in its turn, `count`
-  // times. The threads meet nowhere but in the passes, and no weight is read but once a proposal.
+  // times, or until all of them together are less probable than `least`. The threads meet nowhere
+  // but in the passes, and no weight is read but once a proposal.
   std::vector<int64_t> roll(const std::vector<int64_t>& tokens, torch::Tensor features,
-                            torch::Tensor cache, int64_t start, int64_t count, int64_t threads) {
+                            torch::Tensor cache, int64_t start, int64_t count, double least,
+                            int64_t threads) {
     check_fed(tokens, features, cache, start);
     TORCH_CHECK(!tokens.empty() && count > 0, "there is nothing to propose");
     const int64_t rows = tokens.size(), end = start + rows + count - 1;
@@ -1248,14 +1250,19 @@ class FeatureStep : public Step {
     float* fused = fused_.reserve(last * sizes_.hidden);
     for (int64_t i = 1; i < count; ++i) passes.push_back(next_pass(passes.back(), shapes[i]));
     best_.assign(threads, Best{});
-    std::vector<int64_t> proposed(count);
+    std::vector<int64_t> proposed;
+    proposed.reserve(count);
     Team::run(threads, [&](Team& team, int64_t thread) {
       run_fed(passes[0], team, thread, tokens.data() + before, features, cache, fused);
+      double probability = 1.0;  // every thread reckons the same
       for (int64_t i = 0;; ++i) {
         const Pass& p = passes[i];
         const float* state = p.hidden + (p.rows - 1) * sizes_.hidden;
-        const int64_t token = most_probable(team, thread, state);
-        if (thread == 0) proposed[i] = token;
+        const Best best = most_probable(team, thread, state);
+        probability /= best.total;
+        if (probability < least) break;
+        const int64_t token = head_tokens_.empty() ? best.index : head_tokens_[best.index];
+        if (thread == 0) proposed.push_back(token);
         if (i + 1 == count) break;
         fuse(passes[i + 1], team, thread, &token, state, weights_of(norm_));
         run_layers(passes[i + 1], team, thread, cache, Taps{});
@@ -1265,9 +1272,11 @@ class FeatureStep : public Step {
   }
 
  private:
+  // The largest logit, its output, and the sum of e^(logit - largest): one over its probability.
   struct alignas(64) Best {
     float value;
     int64_t index;
+    double total;
   };
 
   void check_fed(const std::vector<int64_t>& tokens, const torch::Tensor& features,
@@ -1330,40 +1339,54 @@ class FeatureStep : public Step {
     return norm.const_data_ptr<float>();
   }
 
-  // The token with the largest logit after a hidden row; of equals the first. All threads get it.
-  int64_t most_probable(Team& team, int64_t thread, const float* hidden) {
+  // The output with the largest logit after a hidden row; of equals the first. All threads get it.
+  Best most_probable(Team& team, int64_t thread, const float* hidden) {
     Activations& x = workspaces_[thread].x;
     x.resize(1, sizes_.hidden);
     set_normed(x, hidden, 1, norm_, head_);
     __m512 largest = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
+    __m512 total = _mm512_setzero_ps();
     __m512i tiles = _mm512_setzero_si512();
     team.share(thread, head_.tiles(), [&](int64_t tile) {
       apply(head_, tile, x, 1, [&](int64_t, __m512 y) {
         const __mmask16 more = _mm512_cmp_ps_mask(y, largest, _CMP_GT_OQ);
-        largest = _mm512_mask_mov_ps(largest, more, y);
-        tiles = _mm512_mask_set1_epi32(tiles, more, static_cast<int>(tile));
+        if (more) {
+          const __m512 before = largest;
+          largest = _mm512_mask_mov_ps(largest, more, y);
+          total = _mm512_mul_ps(total, exponential(_mm512_sub_ps(before, largest)));
+          tiles = _mm512_mask_set1_epi32(tiles, more, static_cast<int>(tile));
+        }
+        total = _mm512_add_ps(total, exponential(_mm512_sub_ps(y, largest)));
       });
     });
-    best_[thread] = best_lane(largest, tiles);
+    best_[thread] = best_lane(largest, tiles, total);
     team.meet();
     Best best = best_[0];
-    for (const Best& other : best_) {
-      if (other.value > best.value) best = other;
-    }
-    return head_tokens_.empty() ? best.index : head_tokens_[best.index];
+    for (size_t other = 1; other < best_.size(); ++other) best = better(best, best_[other]);
+    return best;
   }
 
-  static Best best_lane(__m512 values, __m512i tiles) {
-    alignas(64) float value[kTile];
+  static Best best_lane(__m512 values, __m512i tiles, __m512 totals) {
+    alignas(64) float value[kTile], total[kTile];
     alignas(64) int32_t tile[kTile];
     _mm512_store_ps(value, values);
+    _mm512_store_ps(total, totals);
     _mm512_store_si512(tile, tiles);
-    Best best{value[0], tile[0] * kTile};
+    Best best{value[0], tile[0] * kTile, total[0]};
     for (int64_t lane = 1; lane < kTile; ++lane) {
-      const int64_t index = tile[lane] * kTile + lane;
-      const bool first = value[lane] == best.value && index < best.index;
-      if (value[lane] > best.value || first) best = Best{value[lane], index};
+      best = better(best, Best{value[lane], tile[lane] * kTile + lane, total[lane]});
     }
+    return best;
+  }
+
+  // The larger one, of equals the first, with the sum of both.
+  static Best better(const Best& one, const Best& other) {
+    const bool later = one.value > other.value ||
+                       (one.value == other.value && one.index < other.index);
+    Best best = later ? one : other;
+    const Best& lower = later ? other : one;
+    // A lane that saw nothing has no difference to the largest that is a number.
+    if (lower.total > 0.0) best.total += lower.total * std::exp(lower.value - best.value);
     return best;
   }
 
