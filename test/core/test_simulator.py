@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from core.test_prediction import make_head
 from memspec_core.cli.main import main
 from memspec_core.errors import ProfileError, SettingsError, TraceError
 from memspec_core.evaluation.acceptance import dynamic_walk, gains, static_oracle, walk
@@ -248,6 +249,23 @@ def test_with_room_for_all_and_loads_that_take_no_time_the_oracle_is_the_unbound
     runs = by_strategy(simulate(trace, plan))["oracle_dynamic"]
     unbounded = dynamic_walk(trace.prompts, range(5), 3, 4)
     assert [run.iterations for run in runs] == unbounded.iterations.tolist()
+
+
+def test_a_trained_predictor_reads_the_traced_states() -> None:
+    """The head knows code and math by the first two of three numbers of a state."""
+    trace = small_trace([[3, 0]] * 40 + [[0, 3]] * 40, ("math", "code"))
+    states = np.repeat(np.array([[0, 9, 0], [9, 0, 0]], np.float16), 40, axis=0)
+    prompt = replace(trace.prompts[0], states=states, prompt_state=np.array([0, 9, 0], np.float16))
+    plan = replace(
+        plan_for(observation=False, scheduling_interval=1),
+        recall=None,
+        head=make_head(),
+        strategies=("memspec", "static:code", "static:math"),
+    )
+    runs = {run.strategy: run for run in simulate(replace(trace, prompts=[prompt]), plan)}
+    assert runs["static:code"].iterations == runs["static:math"].iterations == 10 + 40
+    assert runs["memspec"].switches == 1
+    assert runs["memspec"].iterations < 35  # it sees the change after some tokens
 
 
 def test_processes_change_nothing() -> None:

@@ -13,7 +13,7 @@ from itertools import pairwise
 from memspec_core.controller import Controller
 from memspec_core.errors import SettingsError, TraceError
 from memspec_core.evaluation.acceptance import all_gains
-from memspec_core.evaluation.comparison import BASELINE, PINNED, StrategyRun
+from memspec_core.evaluation.comparison import BASELINE, ORACLES, PINNED, StrategyRun
 from memspec_core.evaluation.foretold import Foretold, Recall
 from memspec_core.evaluation.profiles import Profile
 from memspec_core.evaluation.simulated import (
@@ -37,7 +37,6 @@ from memspec_core.strategies.known_answer import KnownAnswer
 from memspec_core.strategies.memspec import MemSpec, PredictionOnly
 from memspec_core.strategies.oracle import OracleDynamic, OracleStatic
 
-ORACLES = (OracleStatic.name, OracleDynamic.name)
 SIMULATED_STRATEGIES = (*STRATEGY_NAMES, *ORACLES)
 
 Progress = Callable[[str, int, int], None]
