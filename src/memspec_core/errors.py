@@ -67,3 +67,7 @@ class TraceError(MemSpecError):
 
 class PredictorError(MemSpecError):
     """A predictor is missing, damaged, made for another target, or given no usable input."""
+
+
+class ProfileError(MemSpecError):
+    """A hardware profile is missing, or one of its numbers is missing or cannot be."""

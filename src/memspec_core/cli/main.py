@@ -46,6 +46,7 @@ def _parser() -> argparse.ArgumentParser:
         generate,
         inspect,
         paraphrase,
+        simulate,
         trace,
         train_predictor,
     )
@@ -65,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
         paraphrase,
         bench,
         compare,
+        simulate,
     ):
         command.add_parser(commands)
     return parser

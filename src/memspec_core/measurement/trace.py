@@ -83,6 +83,11 @@ class Trace:
         """The domains in their order."""
         return tuple(dict.fromkeys(prompt.domain for prompt in self.prompts))
 
+    def first(self, count: int) -> "Trace":
+        """Return the first prompts of each domain, so many at the most."""
+        of_domain = {d: [p for p in self.prompts if p.domain == d][:count] for d in self.domains}
+        return Trace(self.header, [p for prompts in of_domain.values() for p in prompts])
+
 
 def claim_trace(folder: Path, header: TraceHeader) -> None:
     """Begin a trace, or go on with it; raises `CacheMismatchError` if it is another one's."""

@@ -1,0 +1,99 @@
+"""Generated traces with the paper's contrasts between drafts, to check policies against its claims.
+
+They say nothing about any model. Each answer is a sequence of passages; a passage has a topic,
+which is the prompt's domain or, where it digresses, another one. At each place the draft of the
+topic is right with the probability `MATCHED`, the others with `UNMATCHED`; the general draft is the
+one of general text. At `ALIKE` of the places what is hard for one draft is hard for all, at the
+others they are right independently. The probabilities are set so that the accepted tokens an
+iteration, with four proposals, have the contrasts of the paper's Figure 1: Oracle-Static about 1.40
+times General-Static, Oracle-Dynamic about 1.25 times Oracle-Static (with all drafts resident).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from memspec_core.measurement.trace import Trace, TracedPrompt, TraceHeader
+
+DRAFTS = ("general", "code", "math", "law", "medical")
+"""Drafts, and the domains of prompts and passages."""
+
+MATCHED = 0.78
+UNMATCHED = 0.55
+ALIKE = 0.7
+
+LENGTH = 8
+
+
+@dataclass(frozen=True)
+class PaperLike:
+    """How a trace is generated.
+
+    `prompts` of each domain, answers of `tokens`. A passage has `passage_tokens` on average; a
+    share `digressing` of them is on the one other topic of the prompt, and `straying` on any.
+    """
+
+    prompts: int = 100
+    tokens: int = 128
+    prompt_tokens: int = 100
+    passage_tokens: int = 30
+    digressing: float = 0.45
+    straying: float = 0.05
+    matched: float = MATCHED
+    unmatched: float = UNMATCHED
+    alike: float = ALIKE
+    seed: int = 0
+
+
+def paper_like_trace(plan: PaperLike) -> Trace:
+    """Generate a trace; the same plan gives the same one."""
+    random = np.random.default_rng(plan.seed)
+    header = TraceHeader(
+        target_sha256="",
+        prompts_sha256=f"paper-like, seed {plan.seed}",
+        drafts=dict.fromkeys(DRAFTS, ""),
+        length=LENGTH,
+        max_new_tokens=plan.tokens,
+        states=False,
+    )
+    prompts = [
+        _prompt(plan, domain, random) for domain in range(len(DRAFTS)) for _ in range(plan.prompts)
+    ]
+    return Trace(header, prompts)
+
+
+def _prompt(plan: PaperLike, domain: int, random: np.random.Generator) -> TracedPrompt:
+    topics = _topics(plan, domain, random)
+    chance = np.where(topics[:, None] == np.arange(len(DRAFTS)), plan.matched, plan.unmatched)
+    draws = random.random(chance.shape)
+    alike = random.random(plan.tokens) < plan.alike
+    draws = np.where(alike[:, None], draws[:, :1], draws)
+    # Beyond the answer's end nothing is right, as in a trace.
+    right = np.zeros((plan.tokens + LENGTH, len(DRAFTS)), bool)
+    right[: plan.tokens] = draws < chance
+    runs = np.stack([right[ahead : ahead + plan.tokens] for ahead in range(LENGTH)])
+    return TracedPrompt(
+        domain=DRAFTS[domain],
+        prompt_ids=np.zeros(plan.prompt_tokens, np.int32),
+        token_ids=np.zeros(plan.tokens, np.int32),
+        accepted=np.cumprod(runs, axis=0).sum(axis=0).astype(np.uint8),
+        matched=np.zeros(plan.tokens, np.uint8),
+    )
+
+
+def _topics(plan: PaperLike, domain: int, random: np.random.Generator) -> npt.NDArray[np.int64]:
+    """Return the topic at each place [n]."""
+    others = [topic for topic in range(len(DRAFTS)) if topic != domain]
+    other = int(random.choice(others))
+    topics: list[int] = []
+    while len(topics) < plan.tokens:
+        draw = random.random()
+        if draw < plan.straying:
+            topic = int(random.choice(others))
+        else:
+            topic = other if draw < plan.straying + plan.digressing else domain
+        topics += [topic] * int(
+            random.integers(plan.passage_tokens // 2, 3 * plan.passage_tokens // 2)
+        )
+    return np.array(topics[: plan.tokens])
