@@ -196,6 +196,11 @@ class Runtime:
         settings = replace(self._settings, strategy=name)
         return create_strategy(settings, self._loaded_engine().predictor)
 
+    @property
+    def running(self) -> Generation | None:
+        """The generation that the worker is at."""
+        return self._running
+
     def snapshot(self) -> RuntimeSnapshot:
         """Return the state as of now; never waits for decoding or loading."""
         settings, engine, worker = self._settings, self._engine, self._worker

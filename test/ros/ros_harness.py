@@ -30,7 +30,7 @@ from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 from rclpy.signals import SignalHandlerOptions
 
 from memspec_msgs.action import Generate
-from memspec_msgs.msg import RuntimeStatus, TokenChunk
+from memspec_msgs.msg import RuntimeStatus, SchedulingDecision, TokenChunk
 from memspec_msgs.srv import ListDrafts, PinDraft
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -295,6 +295,14 @@ class Graph:
     def send_long(self, **fields):
         """Send a goal that runs for many seconds unless something ends it."""
         return self.send(**{"prompt": COUNTING, "raw": True, "max_new_tokens": 2000, **fields})
+
+    def hear_decisions(self):
+        """Return a list that the scheduling decisions come into from now on."""
+        heard, topic = [], f"/{self.name}/decisions"
+        self.ros.create_subscription(SchedulingDecision, topic, heard.append, 256)
+        until(lambda: self.ros.count_publishers(topic) > 0)
+        time.sleep(0.5)  # until the node has found the subscription as well
+        return heard
 
     def wait_status(self, state, seconds=PATIENCE):
         until(lambda: self.statuses and self.statuses[-1].lifecycle_state == state, seconds)
