@@ -220,6 +220,7 @@ class Runtime:
             active=self._active,
             wanted=self._wanted,
             drafts=self._draft_snapshots(engine),
+            predicted=engine.predictor.plan.drafts if engine and engine.predictor else (),
             predictor_error=engine.predictor_error if engine else "",
             proposal=engine.planner.plan.describe() if engine else "",
             target=engine.describe_target() if engine else TargetSnapshot(),

@@ -15,7 +15,6 @@ import numpy as np
 
 from memspec_core.errors import SettingsError
 
-
 _LOG = logging.getLogger(__name__)
 
 
