@@ -176,6 +176,7 @@ class Graph:
         self.diagnostics = []
         self.statuses = []
         self.chunks = []
+        self.decisions = []
         latched = QoSProfile(
             depth=10,
             reliability=ReliabilityPolicy.RELIABLE,
@@ -297,12 +298,16 @@ class Graph:
         return self.send(**{"prompt": COUNTING, "raw": True, "max_new_tokens": 2000, **fields})
 
     def hear_decisions(self):
-        """Return a list that the scheduling decisions come into from now on."""
-        heard, topic = [], f"/{self.name}/decisions"
-        self.ros.create_subscription(SchedulingDecision, topic, heard.append, 256)
+        """Have the node publish its scheduling decisions, which it does only for listeners."""
+        topic = f"/{self.name}/decisions"
+        self.ros.create_subscription(SchedulingDecision, topic, self.decisions.append, 256)
         until(lambda: self.ros.count_publishers(topic) > 0)
         time.sleep(0.5)  # until the node has found the subscription as well
-        return heard
+
+    def decisions_of(self, goal):
+        """Return the scheduling decisions of a goal that have come so far."""
+        goal_id = goal.handle.goal_id
+        return [decision for decision in self.decisions if decision.goal_id == goal_id]
 
     def wait_status(self, state, seconds=PATIENCE):
         until(lambda: self.statuses and self.statuses[-1].lifecycle_state == state, seconds)
