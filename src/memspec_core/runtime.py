@@ -196,6 +196,11 @@ class Runtime:
         settings = replace(self._settings, strategy=name)
         return create_strategy(settings, self._loaded_engine().predictor)
 
+    @property
+    def running(self) -> Generation | None:
+        """The generation that the worker is at."""
+        return self._running
+
     def snapshot(self) -> RuntimeSnapshot:
         """Return the state as of now; never waits for decoding or loading."""
         settings, engine, worker = self._settings, self._engine, self._worker
@@ -215,6 +220,7 @@ class Runtime:
             active=self._active,
             wanted=self._wanted,
             drafts=self._draft_snapshots(engine),
+            predicted=engine.predictor.plan.drafts if engine and engine.predictor else (),
             predictor_error=engine.predictor_error if engine else "",
             proposal=engine.planner.plan.describe() if engine else "",
             target=engine.describe_target() if engine else TargetSnapshot(),

@@ -118,8 +118,9 @@ class TargetSnapshot:
 class RuntimeSnapshot:
     """Everything that status messages, services and diagnostics show.
 
-    `proposal`: what the next iteration proposes, in words; `predictor_error`: why the strategy has
-    to do without its predictor, empty where it does not.
+    `proposal`: what the next iteration proposes, in words; `predicted`: the drafts that the loaded
+    predictor ranks; `predictor_error`: why the strategy has to do without one, empty where it does
+    not.
     """
 
     resident_capacity: int
@@ -135,6 +136,7 @@ class RuntimeSnapshot:
     active: str = ""
     wanted: str = ""
     proposal: str = ""
+    predicted: tuple[str, ...] = ()
     predictor_error: str = ""
     drafts: tuple[DraftSnapshot, ...] = ()
     target: TargetSnapshot = field(default_factory=TargetSnapshot)

@@ -59,3 +59,15 @@ def test_lines_are_appended_and_there_at_once(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=f"recorded in {tmp_path}"):
         decision_writer(tmp_path)
+
+
+def test_a_full_disc_ends_the_record_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("this system has no /dev/full")
+    write = decision_writer(full)
+    write(DECISION)
+    write(DECISION)
+
+    (warning,) = (record.getMessage() for record in caplog.records)
+    assert warning.startswith("Decisions are no longer recorded in /dev/full")

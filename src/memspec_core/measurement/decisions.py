@@ -4,6 +4,7 @@ One JSON object a line, with the fields of `Decision`; enough to replay a robot'
 """
 
 import json
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
@@ -13,6 +14,8 @@ from typing import Any
 import numpy as np
 
 from memspec_core.errors import SettingsError
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -59,9 +62,22 @@ def hash_of_context(prompt_ids: Sequence[int], recent_ids: Sequence[int]) -> str
 
 
 def decision_writer(path: Path) -> Callable[[Decision], None]:
-    """Return what appends decisions to a file, each line whole; raises `SettingsError`."""
+    """Return what appends decisions to a file, each line whole; raises `SettingsError`.
+
+    A write that fails later, as on a full disc, ends the record and no answer.
+    """
     try:
-        file = path.open("a", encoding="utf-8", buffering=1)
+        file = path.open("ab", buffering=0)
     except OSError as error:
         raise SettingsError(f"Decisions cannot be recorded in {path}: {error}.") from error
-    return lambda decision: print(decision.to_json(), file=file)
+
+    def write(decision: Decision) -> None:
+        if file.closed:
+            return
+        try:
+            file.write(f"{decision.to_json()}\n".encode())
+        except OSError as error:
+            _LOG.warning("Decisions are no longer recorded in %s: %s", path, error)
+            file.close()
+
+    return write
