@@ -23,6 +23,7 @@ from memspec_core.iteration import Iteration
 from memspec_core.measurement.counters import RuntimeCounters
 from memspec_core.measurement.decisions import Decision, decision_writer
 from memspec_core.request import LOOKUP, PLAIN, FinishReason, GenerationRequest
+from memspec_core.residency.pressure import CHECK_SECONDS
 from memspec_core.settings import Settings
 from memspec_core.snapshot import (
     DraftSnapshot,
@@ -224,7 +225,7 @@ class Runtime:
             predictor_error=engine.predictor_error if engine else "",
             proposal=engine.planner.plan.describe() if engine else "",
             target=engine.describe_target() if engine else TargetSnapshot(),
-            memory=engine.ledger.snapshot() if engine else MemorySnapshot(),
+            memory=engine.describe_memory() if engine else MemorySnapshot(),
             loads=engine.cache.counters() if engine else LoadCounters(),
             generations=self._counters.snapshot(),
         )
@@ -343,7 +344,9 @@ class Runtime:
     def _serve(self) -> None:
         while True:
             with self._condition:
-                self._condition.wait_for(lambda: self._closing or self._commands or self._queue)
+                self._condition.wait_for(
+                    lambda: self._closing or self._commands or self._queue, timeout=CHECK_SECONDS
+                )
                 if self._closing:
                     return
                 if self._queue:
@@ -407,6 +410,8 @@ class Runtime:
         self._on_change()
 
     def _run_commands(self) -> None:
+        if self._engine is not None:
+            self._engine.pressure.check()
         while self._commands:
             self._commands.popleft()()
 
