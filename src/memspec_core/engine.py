@@ -26,7 +26,7 @@ from memspec_core.prediction.head import HIDDEN_STATES, RankingHead, load_head
 from memspec_core.residency.cache import DraftBytes, DraftCache
 from memspec_core.residency.ledger import Account, Ledger, open_ledger
 from memspec_core.residency.loader import DraftLoader
-from memspec_core.residency.pressure import MemoryPressure
+from memspec_core.residency.pressure import MemoryPressure, PressureLevel
 from memspec_core.settings import DEFAULT, Settings
 from memspec_core.snapshot import MemorySnapshot, TargetSnapshot
 from memspec_core.speculation.calibration import calibrate
@@ -81,6 +81,12 @@ class Engine:
     def describe_memory(self) -> MemorySnapshot:
         """Return the books, and what was given up because the system is short of memory."""
         return self.pressure.describe(self.ledger.snapshot())
+
+    def rest(self) -> None:
+        """Between goals: keep nothing for the next one where memory is too short for that."""
+        if self.pressure.level >= PressureLevel.STORE and self.target.cache.length:
+            self.target.cache.truncate(0)
+            self.target.cache.release_unused()
 
     def close(self) -> None:
         """Let all drafts go and end the loader."""
@@ -154,7 +160,13 @@ def load_engine(
     if head is not None:
         head_bytes = sum(values.nbytes for values in (head.weight, head.bias, head.acceptance))
         ledger.correct(Account.PREDICTOR, "predictor", head_bytes)
-    pressure = MemoryPressure(cache, ledger.floor_bytes, clock, return_memory=return_memory)
+    pressure = MemoryPressure(
+        cache,
+        ledger.floor_bytes,
+        clock,
+        release_store=target.cache.release_unused,
+        return_memory=return_memory,
+    )
     return Engine(target, drafts, ledger, loader, cache, pressure, planner, controller, head, error)
 
 

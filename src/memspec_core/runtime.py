@@ -354,6 +354,7 @@ class Runtime:
             self._run_commands()
             if self._running is not None:
                 self._run(self._running)
+            self._loaded_engine().rest()
 
     def _run(self, generation: Generation) -> None:
         """Run one generation to its end; whatever goes wrong ends it alone."""

@@ -7,11 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memspec_core.errors import SettingsError
-from memspec_core.measurement.decisions import Decision, decision_writer, hash_of_context
+from memspec_core.measurement.decisions import (
+    Decision,
+    decision_writer,
+    digest_of_prompt,
+    hash_of_context,
+)
 
 DECISION = Decision(
     at_seconds=1.5,
-    context_hash=hash_of_context([1, 2], [3]),
+    context_hash=hash_of_context(digest_of_prompt([1, 2]), [3]),
     place=4,
     strategy="memspec",
     scores={"code": 0.75, "math": 0.25},
@@ -43,8 +48,8 @@ def test_other_records_are_refused(line: str) -> None:
 
 def test_the_hash_tells_contexts_apart() -> None:
     assert len(DECISION.context_hash) == 16
-    assert hash_of_context([1, 2], [3]) == DECISION.context_hash
-    assert hash_of_context([1, 2], [4]) != DECISION.context_hash
+    assert hash_of_context(digest_of_prompt([1, 2]), [3]) == DECISION.context_hash
+    assert hash_of_context(digest_of_prompt([1, 2]), [4]) != DECISION.context_hash
 
 
 def test_lines_are_appended_and_there_at_once(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from action_msgs.msg import GoalStatus
 from ros_harness import COUNTING, ROOT, Graph, NodeProcess, new_domain, until, values
 from slow_disc_node import HOLD
 
-from memspec_core.measurement.decisions import Decision, hash_of_context
+from memspec_core.measurement.decisions import Decision, digest_of_prompt, hash_of_context
 from memspec_core.models.checkpoint import open_checkpoint
 from memspec_core.models.tokenizer import Tokenizer
 from memspec_core.prediction.head import HIDDEN_STATES, PredictorPlan, RankingHead, save_head
@@ -210,7 +210,7 @@ def test_the_recent_tokens_change_in_a_goal(graph, prompt_ids):
         """Return how many recent tokens the strategy saw."""
         for count in (64, 8):
             recent = token_ids[max(0, decision.place - count) : decision.place]
-            if decision.context_hash == hash_of_context(prompt_ids, recent):
+            if decision.context_hash == hash_of_context(digest_of_prompt(prompt_ids), recent):
                 return count
         return None
 

@@ -17,6 +17,9 @@ from memspec_core.errors import SettingsError
 
 _LOG = logging.getLogger(__name__)
 
+Digest = Any
+"""A hash under way, of hashlib."""
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -54,11 +57,17 @@ class Decision:
         return cls(**fields | {name: tuple(fields[name]) for name in ("resident", "loading")})
 
 
-def hash_of_context(prompt_ids: Sequence[int], recent_ids: Sequence[int]) -> str:
+def digest_of_prompt(prompt_ids: Sequence[int]) -> Digest:
+    """Begin the hash of a generation's contexts: its prompt does not change."""
+    return sha256(np.asarray(prompt_ids, np.int32).tobytes())
+
+
+def hash_of_context(prompt: Digest, recent_ids: Sequence[int]) -> str:
     """Return the hash that a decision records of its context."""
-    digest = sha256(np.asarray(prompt_ids, np.int32).tobytes())
+    digest = prompt.copy()
     digest.update(np.asarray(recent_ids, np.int32).tobytes())
-    return digest.hexdigest()[:16]
+    hexadecimal: str = digest.hexdigest()
+    return hexadecimal[:16]
 
 
 def decision_writer(path: Path) -> Callable[[Decision], None]:
