@@ -1,7 +1,7 @@
 """The draft model cache, Algorithm 2, with a loader that the test drives by hand."""
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -208,6 +208,29 @@ def test_what_does_not_fit_is_passed_over_for_what_does() -> None:
     room = Room(capacity=3, budget=119, sizes={"a": small, "b": large, "c": large, "d": small})
     room.cache.update(ranking("abcd"), None)
     assert room.loader.started == ["a", "d"]
+
+
+@given(
+    st.lists(st.integers(1, 60), min_size=6, max_size=6),
+    st.integers(1, 6),
+    st.integers(0, 200),
+    st.permutations(NAMES),
+)
+def test_the_working_set_is_the_best_that_fits(
+    sizes: list[int], capacity: int, budget: int, order: list[str]
+) -> None:
+    amounts = dict(zip(NAMES, sizes, strict=True))
+    room = Room(capacity, budget, sizes={name: DraftBytes(n, 0) for name, n in amounts.items()})
+    for _ in range(3):
+        room.cache.update(ranking("".join(order)), None)
+        room.loader.land()
+    room.cache.collect()
+    expected: list[str] = []
+    for name in order:
+        if len(expected) < capacity and sum(amounts[n] for n in (*expected, name)) <= budget:
+            expected.append(name)
+    assert room.resident == "".join(sorted(expected))
+    assert room.loader.started == expected  # each once
 
 
 def test_the_active_drafts_share_counts() -> None:

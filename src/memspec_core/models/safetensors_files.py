@@ -222,5 +222,10 @@ def pack_codes(codes: torch.Tensor) -> torch.Tensor:
 
 
 def unpack_codes(packed: torch.Tensor) -> torch.Tensor:
-    """Undo `pack_codes`: [out, in / 2] to [out, in], both uint8."""
-    return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(1)
+    """Undo `pack_codes`: [out, in / 2] to [out, in], both uint8.
+
+    Two codes are taken apart as one word of two bytes, the low one first, which is several times
+    faster than byte by byte.
+    """
+    both = packed.to(torch.int16)
+    return ((both & 0x0F) | ((both & 0xF0) << 4)).view(torch.uint8)
