@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from memspec_core.clock import Clock
 from memspec_core.errors import CheckpointError, MemoryBudgetError
 from memspec_core.iteration import Iteration
-from memspec_core.measurement.decisions import Decision, hash_of_context
+from memspec_core.measurement.decisions import Decision, Digest, digest_of_prompt, hash_of_context
 from memspec_core.measurement.stopwatch import LOAD_WAIT, PREDICTION, PROMPT, Stopwatch
 from memspec_core.request import PLAIN, GenerationRequest
 from memspec_core.residency.cache import DraftCache
@@ -60,6 +60,7 @@ class Controller:
         self._settings = settings
         self._clock = clock
         self._on_decision = on_decision
+        self._prompt_digest: Digest | None = None
 
     def generate(
         self,
@@ -74,6 +75,7 @@ class Controller:
         `PromptTooLongError`, `CheckpointError` and `MemoryBudgetError` before the first token.
         """
         course = self._begin(request, prompt_ids, interruption)
+        self._prompt_digest = digest_of_prompt(prompt_ids) if self._on_decision else None
         try:
             yield from self._run(course, strategy)
         except Exception:
@@ -117,13 +119,13 @@ class Controller:
         with watch.timing(PREDICTION):
             active = self._cache.best_resident(choice)
             name = None if active is None else active.name
-            wanted = ranking
+            costly: frozenset[str] = frozenset()
             if utility and name:
-                wanted = utility.worth_loading(
+                costly = utility.not_worth_loading(
                     ranking, name, course.remaining_tokens, self._cache.load_seconds
                 )
-            self._cache.update(wanted, name, strategy.prepares)
-        best = choice.best if choice.best in wanted.scores else name
+            self._cache.update(ranking, name, strategy.prepares, costly)
+        best = name if choice.best in costly else choice.best
         interval = _Interval(active, best or PLAIN, settings)
         if self._on_decision is not None:
             self._on_decision(self._decision(context, strategy, ranking, interval, watch))
@@ -155,6 +157,10 @@ class Controller:
         }
         return Utility(self._costs, settings.draft_length or USUAL_LENGTH, unseen)
 
+    def _context_hash(self, context: Context) -> str:
+        digest = self._prompt_digest or digest_of_prompt(context.prompt_ids)
+        return hash_of_context(digest, context.recent_ids)
+
     def _decision(
         self,
         context: Context,
@@ -165,7 +171,7 @@ class Controller:
     ) -> Decision:
         return Decision(
             at_seconds=self._clock.now(),
-            context_hash=hash_of_context(context.prompt_ids, context.recent_ids),
+            context_hash=self._context_hash(context),
             place=context.place,
             strategy=strategy.name,
             scores=dict(ranking.scores),

@@ -26,8 +26,9 @@ from memspec_core.prediction.head import HIDDEN_STATES, RankingHead, load_head
 from memspec_core.residency.cache import DraftBytes, DraftCache
 from memspec_core.residency.ledger import Account, Ledger, open_ledger
 from memspec_core.residency.loader import DraftLoader
+from memspec_core.residency.pressure import MemoryPressure, PressureLevel
 from memspec_core.settings import DEFAULT, Settings
-from memspec_core.snapshot import TargetSnapshot
+from memspec_core.snapshot import MemorySnapshot, TargetSnapshot
 from memspec_core.speculation.calibration import calibrate
 from memspec_core.speculation.chain import IndependentDraft
 from memspec_core.speculation.decodings import Decodings
@@ -57,6 +58,7 @@ class Engine:
     ledger: Ledger
     loader: DraftLoader
     cache: DraftCache
+    pressure: MemoryPressure
     planner: Planner
     controller: Controller
     predictor: RankingHead | None
@@ -75,6 +77,16 @@ class Engine:
             pass_seconds=self.planner.costs.verify_seconds,
             read_bytes_per_second=self.planner.costs.read_bytes_per_second,
         )
+
+    def describe_memory(self) -> MemorySnapshot:
+        """Return the books, and what was given up because the system is short of memory."""
+        return self.pressure.describe(self.ledger.snapshot())
+
+    def rest(self) -> None:
+        """Between goals: keep nothing for the next one where memory is too short for that."""
+        if self.pressure.level >= PressureLevel.STORE and self.target.cache.length:
+            self.target.cache.truncate(0)
+            self.target.cache.release_unused()
 
     def close(self) -> None:
         """Let all drafts go and end the loader."""
@@ -107,7 +119,7 @@ def load_engine(
         context_tokens=chosen.context_tokens,
         threads=threads,
     )
-    ledger.reserve(Account.TARGET, "target", plan.weight_bytes)
+    ledger.reserve(Account.TARGET, "target", plan.weight_bytes + plan.tokenizer_bytes)
     drafts = {d.name: plan_draft(d.name, d.path, plan) for d in chosen.drafts}
     plan = plan.with_taps(shared_taps(drafts.values()) or _states_for(chosen, plan))
     ledger.reserve(Account.KV, "target", plan.kv_bytes)
@@ -115,7 +127,7 @@ def load_engine(
     if target.backend.own_threads:
         # They wait by spinning for a while, and so do torch's: they would compete.
         torch.set_num_threads(1)
-    ledger.correct(Account.TARGET, "target", target.decoder.weight_bytes)
+    ledger.correct(Account.TARGET, "target", target.decoder.weight_bytes + plan.tokenizer_bytes)
     loader = DraftLoader(
         lambda name, pace: _load_draft(drafts[name], target, chosen.draft_shape, pace),
         clock,
@@ -145,7 +157,17 @@ def load_engine(
     decodings = Decodings(target, planner, settings, clock)
     controller = Controller(decodings.begin, cache, planner, settings, clock, on_decision)
     head, error = _load_predictor(chosen, target)
-    return Engine(target, drafts, ledger, loader, cache, planner, controller, head, error)
+    if head is not None:
+        head_bytes = sum(values.nbytes for values in (head.weight, head.bias, head.acceptance))
+        ledger.correct(Account.PREDICTOR, "predictor", head_bytes)
+    pressure = MemoryPressure(
+        cache,
+        ledger.floor_bytes,
+        clock,
+        release_store=target.cache.release_unused,
+        return_memory=return_memory,
+    )
+    return Engine(target, drafts, ledger, loader, cache, pressure, planner, controller, head, error)
 
 
 def return_memory() -> None:

@@ -23,6 +23,7 @@ from memspec_core.iteration import Iteration
 from memspec_core.measurement.counters import RuntimeCounters
 from memspec_core.measurement.decisions import Decision, decision_writer
 from memspec_core.request import LOOKUP, PLAIN, FinishReason, GenerationRequest
+from memspec_core.residency.pressure import CHECK_SECONDS
 from memspec_core.settings import Settings
 from memspec_core.snapshot import (
     DraftSnapshot,
@@ -196,6 +197,11 @@ class Runtime:
         settings = replace(self._settings, strategy=name)
         return create_strategy(settings, self._loaded_engine().predictor)
 
+    @property
+    def running(self) -> Generation | None:
+        """The generation that the worker is at."""
+        return self._running
+
     def snapshot(self) -> RuntimeSnapshot:
         """Return the state as of now; never waits for decoding or loading."""
         settings, engine, worker = self._settings, self._engine, self._worker
@@ -215,10 +221,11 @@ class Runtime:
             active=self._active,
             wanted=self._wanted,
             drafts=self._draft_snapshots(engine),
+            predicted=engine.predictor.plan.drafts if engine and engine.predictor else (),
             predictor_error=engine.predictor_error if engine else "",
             proposal=engine.planner.plan.describe() if engine else "",
             target=engine.describe_target() if engine else TargetSnapshot(),
-            memory=engine.ledger.snapshot() if engine else MemorySnapshot(),
+            memory=engine.describe_memory() if engine else MemorySnapshot(),
             loads=engine.cache.counters() if engine else LoadCounters(),
             generations=self._counters.snapshot(),
         )
@@ -337,7 +344,9 @@ class Runtime:
     def _serve(self) -> None:
         while True:
             with self._condition:
-                self._condition.wait_for(lambda: self._closing or self._commands or self._queue)
+                self._condition.wait_for(
+                    lambda: self._closing or self._commands or self._queue, timeout=CHECK_SECONDS
+                )
                 if self._closing:
                     return
                 if self._queue:
@@ -345,6 +354,7 @@ class Runtime:
             self._run_commands()
             if self._running is not None:
                 self._run(self._running)
+            self._loaded_engine().rest()
 
     def _run(self, generation: Generation) -> None:
         """Run one generation to its end; whatever goes wrong ends it alone."""
@@ -401,6 +411,8 @@ class Runtime:
         self._on_change()
 
     def _run_commands(self) -> None:
+        if self._engine is not None:
+            self._engine.pressure.check()
         while self._commands:
             self._commands.popleft()()
 

@@ -36,20 +36,30 @@ class DraftSnapshot:
 
 @dataclass(frozen=True)
 class MemorySnapshot:
-    """The ledger of fast memory beside what the system has left, in bytes."""
+    """The ledger of fast memory beside what the system has left, in bytes.
+
+    `kv_bytes`: KV caches with the features that drafts read; what the target's keeps of the last
+    goal's context lies in the same rows. `in_flight_bytes`: loads under way, with what they need
+    only until they land. `pressure_level`: what has been given up, from 0 for nothing to 4 for all
+    drafts, and `pressure` says so in a sentence; see `residency.pressure`.
+    """
 
     budget_bytes: int = 0
     target_bytes: int = 0
+    predictor_bytes: int = 0
     draft_bytes: int = 0
     kv_bytes: int = 0
     in_flight_bytes: int = 0
     available_bytes: int = 0
     floor_bytes: int = 0
+    pressure_level: int = 0
+    pressure: str = ""
 
     @property
     def used_bytes(self) -> int:
         """Everything on the ledger."""
-        return self.target_bytes + self.draft_bytes + self.kv_bytes + self.in_flight_bytes
+        models = self.target_bytes + self.predictor_bytes + self.draft_bytes
+        return models + self.kv_bytes + self.in_flight_bytes
 
 
 @dataclass(frozen=True)
@@ -108,8 +118,9 @@ class TargetSnapshot:
 class RuntimeSnapshot:
     """Everything that status messages, services and diagnostics show.
 
-    `proposal`: what the next iteration proposes, in words; `predictor_error`: why the strategy has
-    to do without its predictor, empty where it does not.
+    `proposal`: what the next iteration proposes, in words; `predicted`: the drafts that the loaded
+    predictor ranks; `predictor_error`: why the strategy has to do without one, empty where it does
+    not.
     """
 
     resident_capacity: int
@@ -125,6 +136,7 @@ class RuntimeSnapshot:
     active: str = ""
     wanted: str = ""
     proposal: str = ""
+    predicted: tuple[str, ...] = ()
     predictor_error: str = ""
     drafts: tuple[DraftSnapshot, ...] = ()
     target: TargetSnapshot = field(default_factory=TargetSnapshot)

@@ -3,6 +3,7 @@
 from builtin_interfaces.msg import Duration, Time
 from unique_identifier_msgs.msg import UUID
 
+from memspec_core.measurement.decisions import Decision
 from memspec_core.request import (
     ChatMessage,
     DraftUsage,
@@ -15,7 +16,7 @@ from memspec_core.request import (
 from memspec_core.snapshot import DraftSnapshot, DraftState, RuntimeSnapshot
 from memspec_msgs.action import Generate
 from memspec_msgs.msg import ChatMessage as ChatMessageMessage
-from memspec_msgs.msg import DraftInfo, RuntimeStatus, TokenChunk
+from memspec_msgs.msg import DraftInfo, RuntimeStatus, SchedulingDecision, TokenChunk
 from memspec_msgs.msg import DraftUsage as DraftUsageMessage
 from memspec_msgs.msg import GenerationStats as GenerationStatsMessage
 from memspec_ros.coalescing import Piece
@@ -156,6 +157,26 @@ def draft_message(draft: DraftSnapshot) -> DraftInfo:
         uses=draft.uses,
         error=draft.error,
     )
+
+
+def decision_message(goal_id: UUID, decision: Decision, stamp: Time) -> SchedulingDecision:
+    """Return a scheduling decision of a goal as the topic carries it."""
+    message = SchedulingDecision(
+        goal_id=goal_id,
+        context_hash=decision.context_hash,
+        place=decision.place,
+        strategy=decision.strategy,
+        drafts=list(decision.scores),
+        scores=[float(score) for score in decision.scores.values()],
+        resident=list(decision.resident),
+        loading=list(decision.loading),
+        wanted=decision.wanted,
+        active=decision.active,
+        prediction_seconds=float(decision.prediction_seconds),
+        load_wait_seconds=float(decision.load_wait_seconds),
+    )
+    message.header.stamp = stamp
+    return message
 
 
 def status_message(

@@ -96,6 +96,9 @@ def _draft_findings(state: NodeState) -> Iterable[Finding]:
     snapshot = state.snapshot
     if snapshot is None:
         return
+    if snapshot.predictor_error:
+        reason = snapshot.predictor_error
+        yield WARN, f"All drafts count alike, for want of a predictor: {reason}"
     for draft in snapshot.drafts:
         if draft.state is DraftState.FAILED:
             yield WARN, f"The draft '{draft.name}' has failed: {draft.error}"
@@ -105,6 +108,7 @@ def _draft_values(state: NodeState) -> Iterable[tuple[str, object]]:
     snapshot = state.snapshot or _NOTHING
     loads = snapshot.loads
     yield "strategy", snapshot.strategy
+    yield "predictor", _predictor(snapshot)
     yield "capacity", snapshot.resident_capacity
     yield "scheduling_interval", snapshot.scheduling_interval
     yield "resident", snapshot.draft_names_in(DraftState.RESIDENT, DraftState.ACTIVE)
@@ -119,6 +123,13 @@ def _draft_values(state: NodeState) -> Iterable[tuple[str, object]]:
     yield "load_seconds_p50", loads.load_seconds_p50
     yield "load_seconds_p95", loads.load_seconds_p95
     yield "failures", loads.failures
+
+
+def _predictor(snapshot: RuntimeSnapshot) -> str:
+    """Return which drafts the predictor ranks, or that there is none."""
+    if snapshot.predicted:
+        return f"for {', '.join(snapshot.predicted)}"
+    return "missing" if snapshot.predictor_error else "none"
 
 
 def _generation_findings(state: NodeState) -> Iterable[Finding]:

@@ -19,6 +19,7 @@ from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
 from rclpy.impl.rcutils_logger import RcutilsLogger
 from rclpy.node import Node
 from rclpy.qos import DurabilityPolicy, QoSProfile
+from unique_identifier_msgs.msg import UUID
 
 from memspec_core.clock import SystemClock
 from memspec_core.errors import MemSpecError, NotAcceptingError
@@ -93,6 +94,16 @@ class GenerationServer:
         with self._ended:
             return self._ended.wait_for(lambda: not self._generations, timeout_seconds)
 
+    def running_goal(self) -> UUID:
+        """Return the id of the goal that the worker is at, or zeros when it is at none."""
+        runtime = self._runtime()
+        running = None if runtime is None else runtime.running
+        with self._ended:
+            for key, generation in self._generations.items():
+                if running is not None and generation is running:
+                    return UUID(uuid=list(key))
+        return UUID()
+
     def _on_goal(self, goal: Generate.Goal) -> GoalResponse:
         runtime = self._runtime()
         try:
@@ -114,14 +125,14 @@ class GenerationServer:
         error = "The node is not configured."
         runtime = self._runtime()
         stream = self._stream(goal_handle)
-        try:
-            if runtime is not None:
-                request = request_from_goal(goal_handle.request)
-                generation = runtime.submit(request, stream.publish)
-        except MemSpecError as refusal:
-            # The gate closed, or the worker ended, after the goal was accepted.
-            error = str(refusal)
-        with self._ended:
+        with self._ended:  # as one step: the worker may ask at once which goal it is at
+            try:
+                if runtime is not None:
+                    request = request_from_goal(goal_handle.request)
+                    generation = runtime.submit(request, stream.publish)
+            except MemSpecError as refusal:
+                # The gate closed, or the worker ended, after the goal was accepted.
+                error = str(refusal)
             self._generations[_key(goal_handle)] = generation
         if generation is None:
             self._start(goal_handle, partial(self._execute_unsubmitted, error=error))

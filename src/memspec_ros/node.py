@@ -28,6 +28,7 @@ from rclpy.node import Node
 
 from memspec_core.errors import MemSpecError
 from memspec_ros.conversions import status_message
+from memspec_ros.decision_stream import DecisionStream
 from memspec_ros.diagnostics import Diagnostics, NodeState
 from memspec_ros.generation_server import GenerationServer
 from memspec_ros.parameters import NodeParameters
@@ -55,6 +56,7 @@ class MemSpecNode(LifecycleNode):
         LifecycleNodeMixin.__init__(self, callback_group=ReentrantCallbackGroup())
         self._runtime: Runtime | None = None
         self._server: GenerationServer | None = None
+        self._decisions: DecisionStream | None = None
         self._failure: Exception | None = None
         self._transition_lock = threading.Lock()
         self._guard_change_state()
@@ -97,10 +99,12 @@ class MemSpecNode(LifecycleNode):
         from memspec_core.runtime import Runtime
 
         settings = self._node_parameters.settings()
-        self._create_entities()
+        decisions = self._decision_stream()
         super().on_configure(state)
         self._failure = None
-        runtime = Runtime(settings, on_change=self._status.tell_change)
+        runtime = Runtime(
+            settings, on_change=self._status.tell_change, on_decision=decisions.publish
+        )
         self._runtime = runtime
         try:
             runtime.load()
@@ -111,9 +115,10 @@ class MemSpecNode(LifecycleNode):
         self._diagnostics.set_period(settings.diagnostics_period)
         self.get_logger().info("Configured: the models are loaded.")
 
-    def _create_entities(self) -> None:
+    def _decision_stream(self) -> DecisionStream:
+        """Return it; the first call creates all that a node has from its first configure on."""
         # Once, and kept until the end: destroying entities while the executor spins crashes it.
-        if self._server is None:
+        if self._server is None or self._decisions is None:
             self._server = GenerationServer(
                 self,
                 lambda: self._runtime,
@@ -121,6 +126,8 @@ class MemSpecNode(LifecycleNode):
                 lambda: self._number("stream_period"),
             )
             DraftServices(self, lambda: self._runtime)
+            self._decisions = DecisionStream(self, self._server.running_goal)
+        return self._decisions
 
     def _activate(self, state: LifecycleState) -> None:
         if self._runtime is None:

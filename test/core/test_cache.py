@@ -122,6 +122,16 @@ def test_the_best_resident_draft_runs_until_the_wanted_one_has_come() -> None:
     assert second.name == "c"
 
 
+def test_what_is_too_costly_is_not_loaded_but_stays_where_it_is() -> None:
+    room = filled("ab")
+    room.cache.update(ranking("cba"), "a", None, {"c", "b"})
+    assert room.resident == "ab"
+    assert room.loader.under_way == []
+    assert room.cache.score("c") > room.cache.score("b")
+    room.cache.update(ranking("cba"), "a", None, {"b"})
+    assert room.loader.under_way == ["c"]
+
+
 def test_demand_is_met_or_missed() -> None:
     room = filled("ab")
     for wanted in ("a", "c", "b", None):

@@ -7,11 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memspec_core.errors import SettingsError
-from memspec_core.measurement.decisions import Decision, decision_writer, hash_of_context
+from memspec_core.measurement.decisions import (
+    Decision,
+    decision_writer,
+    digest_of_prompt,
+    hash_of_context,
+)
 
 DECISION = Decision(
     at_seconds=1.5,
-    context_hash=hash_of_context([1, 2], [3]),
+    context_hash=hash_of_context(digest_of_prompt([1, 2]), [3]),
     place=4,
     strategy="memspec",
     scores={"code": 0.75, "math": 0.25},
@@ -43,8 +48,8 @@ def test_other_records_are_refused(line: str) -> None:
 
 def test_the_hash_tells_contexts_apart() -> None:
     assert len(DECISION.context_hash) == 16
-    assert hash_of_context([1, 2], [3]) == DECISION.context_hash
-    assert hash_of_context([1, 2], [4]) != DECISION.context_hash
+    assert hash_of_context(digest_of_prompt([1, 2]), [3]) == DECISION.context_hash
+    assert hash_of_context(digest_of_prompt([1, 2]), [4]) != DECISION.context_hash
 
 
 def test_lines_are_appended_and_there_at_once(tmp_path: Path) -> None:
@@ -59,3 +64,15 @@ def test_lines_are_appended_and_there_at_once(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=f"recorded in {tmp_path}"):
         decision_writer(tmp_path)
+
+
+def test_a_full_disc_ends_the_record_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("this system has no /dev/full")
+    write = decision_writer(full)
+    write(DECISION)
+    write(DECISION)
+
+    (warning,) = (record.getMessage() for record in caplog.records)
+    assert warning.startswith("Decisions are no longer recorded in /dev/full")

@@ -520,6 +520,15 @@ def test_folders_that_do_not_fit(room: Room, tmp_path: Path) -> None:
     refused(folder, room.target, "checksum")
 
 
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux's /proc")
+def test_a_draft_keeps_nothing_of_its_file(room: Room) -> None:
+    draft = room.draft()
+    maps = Path("/proc/self/maps").read_text()
+
+    assert draft.kind == "feature"
+    assert str(room.folder) not in maps, "whoever truncates the file would end the process"
+
+
 def test_all_drafts_share_their_taps(room: Room, tmp_path: Path) -> None:
     one = write_feature_draft(tmp_path / "one", room.target, TAPS)
     two = write_feature_draft(tmp_path / "two", room.target, (1, 2))

@@ -31,6 +31,7 @@ from memspec_core.models.torch_decoder import TorchDecoder
 from memspec_core.models.weights import WeightReader
 from memspec_core.request import FinishReason, GenerationRequest, GenerationResult
 from memspec_core.residency.cache import DraftCache
+from memspec_core.residency.pressure import PressureLevel
 from memspec_core.runtime import Runtime
 from memspec_core.settings import Settings
 from memspec_core.snapshot import DraftState
@@ -273,11 +274,22 @@ def test_without_room_for_a_draft(
     target_folder: Path, draft_folders: dict[str, Path], decoders: Decoders
 ) -> None:
     settings = make_settings(
-        target_folder, {"other": draft_folders["other"]}, memory__budget_mib=14
+        target_folder, {"other": draft_folders["other"]}, memory__budget_mib=27
     )
     with pytest.raises(MemoryBudgetError, match="other"):
         Runtime(settings).load()
     assert decoders.alive() == 0
+
+
+def test_short_of_memory_it_decodes_plainly_and_says_so(start: Callable[..., Runtime]) -> None:
+    runtime = start("first_layer", clock=ManualClock(step=1.0), memory__floor_mib=1_000_000)
+    result = runtime.submit(asked(max_new_tokens=40)).result()
+    assert result.finish_reason is FinishReason.LENGTH
+    memory = runtime.snapshot().memory
+    assert memory.pressure_level == PressureLevel.PLAIN
+    assert "memory.floor_mib" in memory.pressure
+    runtime.submit(asked(max_new_tokens=4)).result()
+    assert runtime.snapshot().memory.draft_bytes == 0
 
 
 def test_a_wrong_device_is_an_error_of_the_settings(target_folder: Path) -> None:

@@ -44,22 +44,20 @@ def outlook() -> Ranking:
 def test_a_load_must_pay_before_the_answers_end() -> None:
     weighed = utility(a=10)
     # 1 token an iteration more, against 1 second of reading in which 2.5 are made.
-    assert "a" in weighed.worth_loading(outlook(), "run", 100, 0.0).scores
-    assert "a" not in weighed.worth_loading(outlook(), "run", 4, 0.0).scores
+    assert "a" not in weighed.not_worth_loading(outlook(), "run", 100, 0.0)
+    assert "a" in weighed.not_worth_loading(outlook(), "run", 4, 0.0)
     # A load slows decoding.
     enough = 60.0 / LOAD_SLOWDOWN
-    assert "a" not in weighed.worth_loading(outlook(), "run", 100, enough).scores
+    assert "a" in weighed.not_worth_loading(outlook(), "run", 100, enough)
 
 
-def test_what_can_add_nothing_is_not_loaded_and_what_runs_stays() -> None:
-    kept = utility().worth_loading(outlook(), "run", 1000, 0.0).scores
-    assert set(kept) == {"run", "a"}
+def test_what_can_add_nothing_is_not_loaded() -> None:
+    assert utility().not_worth_loading(outlook(), "run", 1000, 0.0) == {"worse"}
 
 
 def test_nothing_is_left_out_where_nothing_can_be_compared() -> None:
     plain = Ranking({"a": 1.0, "b": 0.5})
-    assert utility().worth_loading(plain, "a", 1, 9.0) is plain
-    assert utility().worth_loading(outlook(), None, 1, 9.0).scores == outlook().scores
+    assert utility().not_worth_loading(plain, "a", 1, 9.0) == frozenset()
 
 
 @given(

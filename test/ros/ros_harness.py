@@ -30,7 +30,7 @@ from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 from rclpy.signals import SignalHandlerOptions
 
 from memspec_msgs.action import Generate
-from memspec_msgs.msg import RuntimeStatus, TokenChunk
+from memspec_msgs.msg import RuntimeStatus, SchedulingDecision, TokenChunk
 from memspec_msgs.srv import ListDrafts, PinDraft
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -176,6 +176,7 @@ class Graph:
         self.diagnostics = []
         self.statuses = []
         self.chunks = []
+        self.decisions = []
         latched = QoSProfile(
             depth=10,
             reliability=ReliabilityPolicy.RELIABLE,
@@ -295,6 +296,18 @@ class Graph:
     def send_long(self, **fields):
         """Send a goal that runs for many seconds unless something ends it."""
         return self.send(**{"prompt": COUNTING, "raw": True, "max_new_tokens": 2000, **fields})
+
+    def hear_decisions(self):
+        """Have the node publish its scheduling decisions, which it does only for listeners."""
+        topic = f"/{self.name}/decisions"
+        self.ros.create_subscription(SchedulingDecision, topic, self.decisions.append, 256)
+        until(lambda: self.ros.count_publishers(topic) > 0)
+        time.sleep(0.5)  # until the node has found the subscription as well
+
+    def decisions_of(self, goal):
+        """Return the scheduling decisions of a goal that have come so far."""
+        goal_id = goal.handle.goal_id
+        return [decision for decision in self.decisions if decision.goal_id == goal_id]
 
     def wait_status(self, state, seconds=PATIENCE):
         until(lambda: self.statuses and self.statuses[-1].lifecycle_state == state, seconds)

@@ -22,7 +22,7 @@ MIB = 1024 * 1024
 KEYS = {
     "Drafts": {
         *("capacity", "resident", "active", "wanted", "loading", "hits", "misses", "evictions"),
-        *("load_seconds_p50", "load_seconds_p95", "failures"),
+        *("load_seconds_p50", "load_seconds_p95", "failures", "strategy", "predictor"),
     },
     "Generation": {
         *("goals_accepted", "goals_succeeded", "goals_cancelled", "goals_aborted"),
@@ -98,6 +98,18 @@ def test_a_failed_draft_is_a_warning():
     assert made["Drafts"].level == WARN
     assert "It is truncated." in made["Drafts"].message
     assert values(made["Drafts"])["failed"] == "code"
+
+
+def test_a_missing_predictor_is_a_warning():
+    healthy = made_from(HEALTHY)["Drafts"]
+    made = made_from(replace(HEALTHY, predictor_error="There is no predictor in /x."))["Drafts"]
+
+    assert values(healthy)["predictor"] == "none"
+    assert made.level == WARN
+    assert "There is no predictor in /x." in made.message
+    assert values(made)["predictor"] == "missing"
+    ranking = made_from(replace(HEALTHY, predicted=("code", "math")))["Drafts"]
+    assert values(ranking)["predictor"] == "for code, math"
 
 
 def test_fallback_above_the_parameter_is_a_warning():

@@ -104,6 +104,10 @@ CONFIGURE_FAILS = {
         "/absent/draft",
     ),
     "no room in memory": ({"memory.budget_mib": 16}, "MiB"),
+    "a record that cannot be written": (
+        {"decisions.path": "/absent/decisions.jsonl"},
+        "Decisions cannot be recorded in /absent/decisions.jsonl",
+    ),
     "a device that is not there": ({"device": "cuda:77"}, "cuda"),
 }
 

@@ -4,6 +4,7 @@ One JSON object a line, with the fields of `Decision`; enough to replay a robot'
 """
 
 import json
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
@@ -13,6 +14,11 @@ from typing import Any
 import numpy as np
 
 from memspec_core.errors import SettingsError
+
+_LOG = logging.getLogger(__name__)
+
+Digest = Any
+"""A hash under way, of hashlib."""
 
 
 @dataclass(frozen=True)
@@ -51,17 +57,36 @@ class Decision:
         return cls(**fields | {name: tuple(fields[name]) for name in ("resident", "loading")})
 
 
-def hash_of_context(prompt_ids: Sequence[int], recent_ids: Sequence[int]) -> str:
+def digest_of_prompt(prompt_ids: Sequence[int]) -> Digest:
+    """Begin the hash of a generation's contexts: its prompt does not change."""
+    return sha256(np.asarray(prompt_ids, np.int32).tobytes())
+
+
+def hash_of_context(prompt: Digest, recent_ids: Sequence[int]) -> str:
     """Return the hash that a decision records of its context."""
-    digest = sha256(np.asarray(prompt_ids, np.int32).tobytes())
+    digest = prompt.copy()
     digest.update(np.asarray(recent_ids, np.int32).tobytes())
-    return digest.hexdigest()[:16]
+    hexadecimal: str = digest.hexdigest()
+    return hexadecimal[:16]
 
 
 def decision_writer(path: Path) -> Callable[[Decision], None]:
-    """Return what appends decisions to a file, each line whole; raises `SettingsError`."""
+    """Return what appends decisions to a file, each line whole; raises `SettingsError`.
+
+    A write that fails later, as on a full disc, ends the record and no answer.
+    """
     try:
-        file = path.open("a", encoding="utf-8", buffering=1)
+        file = path.open("ab", buffering=0)
     except OSError as error:
         raise SettingsError(f"Decisions cannot be recorded in {path}: {error}.") from error
-    return lambda decision: print(decision.to_json(), file=file)
+
+    def write(decision: Decision) -> None:
+        if file.closed:
+            return
+        try:
+            file.write(f"{decision.to_json()}\n".encode())
+        except OSError as error:
+            _LOG.warning("Decisions are no longer recorded in %s: %s", path, error)
+            file.close()
+
+    return write

@@ -18,11 +18,15 @@ class Backend(Protocol):
     """Makes the parts of a decoder from weights; `name` is for people.
 
     `threads`: how many compute; `own_threads`: whether these are others than torch's.
+    `scratch_bytes`: for each weight of a layer, while it is made, beside the layer itself;
+    `cuts_in_place`: but none of them to cut a table that it made.
     """
 
     name: str
     threads: int
     own_threads: bool
+    scratch_bytes: int
+    cuts_in_place: bool
 
     def takes(self, weight: Int4Weight | Int8Weight) -> bool:
         """Whether there is a kernel for a weight in groups; it is dequantised otherwise."""
@@ -58,6 +62,8 @@ class TorchBackend:
 
     name = "torch"
     own_threads = False
+    scratch_bytes = 10  # the 4-bit kernel takes codes as int32, made from rows in fp32
+    cuts_in_place = False
     decoder = TorchDecoder
     feature_decoder = TorchFeatureDecoder
 

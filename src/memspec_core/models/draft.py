@@ -197,6 +197,9 @@ def plan_draft(name: str, path: str, target: TargetPlan | Target) -> DraftPlan:
             kv_bytes=_kv_bytes(checkpoint.config, target, backend),
             manifest=None,
             backend=backend,
+            transient_bytes=_scratch_bytes(
+                checkpoint.config, backend, checkpoint.config.vocabulary_size
+            ),
         )
     manifest = read_manifest(folder)
     config = _truncated_config(sizes, manifest, folder)
@@ -207,14 +210,17 @@ def plan_draft(name: str, path: str, target: TargetPlan | Target) -> DraftPlan:
         if manifest.head_tokens % HEAD_TILE == 0
         else TorchBackend(target.backend.threads)
     )
+    file_bytes = _weights_file(folder).stat().st_size
     return DraftPlan(
         name=name,
         path=folder,
         kind=manifest.kind,
-        weight_bytes=_weights_file(folder).stat().st_size + _head_bytes(manifest, _device(target)),
+        weight_bytes=file_bytes + _head_bytes(manifest, _device(target)),
         kv_bytes=_kv_bytes(config, target, backend),
         manifest=manifest,
         backend=backend,
+        transient_bytes=file_bytes
+        + _scratch_bytes(config, backend, 0 if backend.cuts_in_place else manifest.head_tokens),
     )
 
 
@@ -265,6 +271,12 @@ def weights_are_whole(folder: Path, manifest: Manifest) -> bool:
 def _kv_bytes(config: DecoderConfig, target: TargetPlan | Target, backend: Backend) -> int:
     capacity = min(target.context_tokens, config.context_tokens)
     return KeyValueCache.bytes_for(config, capacity, backend.cache_dtype(_device(target)))
+
+
+def _scratch_bytes(config: DecoderConfig, backend: Backend, table_rows: int) -> int:
+    """Return what making the largest layer takes for a while, a table of so many rows included."""
+    hidden = config.hidden_size
+    return backend.scratch_bytes * hidden * max(2 * config.intermediate_size, table_rows)
 
 
 def _device(target: TargetPlan | Target) -> torch.device:

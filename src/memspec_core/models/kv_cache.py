@@ -1,7 +1,11 @@
 """A preallocated key-value cache that rolls back by forgetting its newest rows."""
 
+import ctypes
 import math
+import mmap
+import sys
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -9,6 +13,9 @@ from memspec_core.models.configuration import DecoderConfig
 
 _ROUNDING = 16
 """The native step keeps this many positions of a key together."""
+
+
+_MADVISE: Any = getattr(ctypes.CDLL(None), "madvise", None) if sys.platform == "linux" else None
 
 
 class KeyValueCache:
@@ -58,9 +65,32 @@ class KeyValueCache:
         """Forget all rows from `length` on; a longer length than there is changes nothing."""
         del self.token_ids[length:]
 
+    def release_unused(self) -> None:
+        """Give the memory of free rows back to the system, until they are taken again (on CPUs)."""
+        if self.rows.device.type != "cpu":
+            return
+        for block in self.rows.flatten(0, 1):  # one head of one layer
+            _give_back(block[self._first_free :])
+        if self.features is not None:
+            _give_back(self.features[self.length :])
+
+    @property
+    def _first_free(self) -> int:
+        # Positions that are kept together go together.
+        return -(-self.length // _ROUNDING) * _ROUNDING
+
     def keep_common(self, token_ids: Sequence[int]) -> None:
         """Forget what does not begin as `token_ids` do."""
         self.truncate(common_length(self.token_ids, token_ids))
+
+
+def _give_back(rows: torch.Tensor) -> None:
+    """Have the system take whole pages of rows in place; they read as zeros from then on."""
+    page = mmap.PAGESIZE
+    first = -(-rows.data_ptr() // page) * page
+    end = (rows.data_ptr() + rows.numel() * rows.element_size()) // page * page
+    if end > first and _MADVISE is not None:
+        _MADVISE(ctypes.c_void_p(first), ctypes.c_size_t(end - first), mmap.MADV_DONTNEED)
 
 
 def common_length(one: Sequence[int], other: Sequence[int]) -> int:

@@ -18,6 +18,9 @@ from memspec_core.models.weights import ROUNDED_BITS, WeightReader, planned_byte
 READ_ROWS = 256
 """Tokens of a context in one pass."""
 
+TOKENIZER_BYTES = 280
+"""That a tokenizer takes for each token, as measured with one of 49,152 tokens."""
+
 _LOG = logging.getLogger(__name__)
 
 
@@ -58,6 +61,11 @@ class TargetPlan:
     weight_bytes: int
     kv_bytes: int
     taps: tuple[int, ...] = ()
+
+    @property
+    def tokenizer_bytes(self) -> int:
+        """Fast memory of the tokenizer's tables, about."""
+        return TOKENIZER_BYTES * self.checkpoint.config.vocabulary_size
 
     def with_taps(self, taps: tuple[int, ...]) -> "TargetPlan":
         """Return the plan of a target that keeps its features after the layers `taps`."""

@@ -47,8 +47,11 @@ class WeightReader:
         return self._source.dense(name).to(self._device, dtype)
 
     def norm(self, name: str) -> torch.Tensor:
-        """Return a norm's weight in fp32."""
-        return self._source.dense(name).to(self._device, torch.float32)
+        """Return a norm's weight in fp32, a copy of what the source may have mapped from a file.
+
+        A view would fault, and end the process, where somebody truncates that file later.
+        """
+        return self._source.dense(name).to(self._device, torch.float32, copy=True)
 
     def table(self, name: str) -> Table:
         """Return an embedding [vocabulary, hidden]."""

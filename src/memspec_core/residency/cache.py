@@ -1,7 +1,7 @@
 """The draft model cache: which drafts are resident, which come and which go (Algorithm 2)."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -108,11 +108,18 @@ class DraftCache:
         self._limit: int | None = None
         self._pins_stay = True
 
-    def update(self, ranking: Ranking, active: str | None, most: int | None = None) -> None:
+    def update(
+        self,
+        ranking: Ranking,
+        active: str | None,
+        most: int | None = None,
+        costly: Collection[str] = (),
+    ) -> None:
         """Steer the resident set towards the working set W of the ranking.
 
         W: the best-ranked drafts, K at the most, that fit into the budget together, beside the
-        active draft and the pins; no more than `most` where that is given. Drafts that cannot be
+        active draft and the pins; no more than `most` where that is given, and none of those that
+        are too `costly` to load, unless they are resident. Drafts that cannot be
         loaded for now leave their place to the next. As Algorithm 2, except that loads under way
         count towards K, that pinned drafts stay, and that nothing is evicted for a draft that has
         no room even then.
@@ -120,7 +127,9 @@ class DraftCache:
         with self._lock:
             self._active = active
             self._scores = dict(ranking.scores)
-            self._order, self._most = ranking.order, most
+            here = {*self._resident, *self._loading}
+            self._order = tuple(d for d in ranking.order if d in here or d not in costly)
+            self._most = most
             self.collect()
             working_set = self._working_set()
             for name in self._missing(working_set):

@@ -1,4 +1,4 @@
-"""One account of fast memory: target, drafts, KV caches and loads under way, in bytes."""
+"""One account of fast memory, in bytes: models, KV caches and loads under way."""
 
 import threading
 from enum import Enum
@@ -11,9 +11,14 @@ from memspec_core.snapshot import MemorySnapshot
 
 
 class Account(Enum):
-    """What memory is used for."""
+    """What memory is used for.
+
+    What is kept of the last goal's context has no account of its own: it lies in the target's KV
+    cache, which is allocated once for the longest context.
+    """
 
     TARGET = "target"
+    PREDICTOR = "predictor"
     DRAFT = "draft"
     KV = "KV cache"
     IN_FLIGHT = "load under way"
@@ -73,6 +78,7 @@ class Ledger:
         return MemorySnapshot(
             budget_bytes=self.budget_bytes,
             target_bytes=sums[Account.TARGET],
+            predictor_bytes=sums[Account.PREDICTOR],
             draft_bytes=sums[Account.DRAFT],
             kv_bytes=sums[Account.KV],
             in_flight_bytes=sums[Account.IN_FLIGHT],

@@ -49,26 +49,25 @@ class Utility:
         """Return the ranking by utility."""
         return Ranking({name: self._rate(name, score) for name, score in ranking.scores.items()})
 
-    def worth_loading(
-        self, ranking: Ranking, active: str | None, remaining_tokens: int, load_seconds: float
-    ) -> Ranking:
-        """Leave out of a ranking what a load would not pay for before the answer's end.
+    def not_worth_loading(
+        self, ranking: Ranking, active: str, remaining_tokens: int, load_seconds: float
+    ) -> frozenset[str]:
+        """Return the drafts whose loads would not pay before the answer's end.
 
-        The draft that runs stays, and so does everything where none does, since then any draft is
-        compared with plain decoding.
+        `active` runs; `load_seconds`: what a load takes.
         """
-        if active is None or ranking.outlook is None:
-            return ranking
+        if ranking.outlook is None:
+            return frozenset()
         seconds = self.costs.iteration_seconds(active, self.length)
         iterations = remaining_tokens / max(1.0, ranking.scores.get(active, 1.0))
-        kept = {}
+        left_out = set()
         for name, score in ranking.scores.items():
             gain = ranking.outlook.gain(name, active) * iterations
             spent = LOAD_SLOWDOWN * load_seconds
             spent += self.costs.catch_up_seconds(name, self.unseen.get(name, 0))
-            if name == active or gain > spent / seconds * score:
-                kept[name] = score
-        return Ranking(kept, ranking.outlook)
+            if name != active and gain <= spent / seconds * score:
+                left_out.add(name)
+        return frozenset(left_out)
 
     def _rate(self, name: str, tokens: float) -> float:
         seconds = HORIZON * self.costs.iteration_seconds(name, self.length)

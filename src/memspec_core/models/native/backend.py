@@ -178,6 +178,8 @@ class NativeBackend:
 
     name = "native"
     own_threads = True
+    scratch_bytes = 7
+    cuts_in_place = True
     DTYPES = frozenset((torch.bfloat16, torch.float16))
     """Of dense weights."""
 
