@@ -309,7 +309,7 @@ def test_strategies_and_traces_that_are_refused() -> None:
 
 def test_a_foretold_ranking_has_the_recall_that_was_asked_for() -> None:
     gained = np.array([[1, 2, 3, 4, 5]] * 3000)
-    for recall in (Recall(), Recall(1.0, 1.0), Recall(0.0, 0.5)):
+    for recall in (Recall(0.7, 0.9), Recall(1.0, 1.0), Recall(0.0, 0.5)):
         strategy = Foretold("memspec", None, DRAFTS, gained, recall, seed=1)
         orders = [strategy.rank(Context((), place=place)).order for place in range(2000)]
         first = np.mean([order[0] == "medical" for order in orders])

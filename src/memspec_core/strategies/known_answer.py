@@ -98,11 +98,12 @@ class _Intervals:
 class Rest:
     """How many seconds the rest of an answer takes: at the least, and about.
 
-    With K = 2 the situations are (place, draft that ran last, other resident draft, whether that
-    one never ran): while a draft loads there is but one that can run, so it runs until the other
-    has landed. A draft that did run has missed N tokens at least; with that, this is the least that
-    K = 2 can do, and about what a larger K does with two of its drafts. The least for a larger K is
-    what all drafts could do from the next point on if they were resident then.
+    With two drafts the situations are (place, draft that ran last, other resident draft, whether
+    that one never ran): while a draft loads there is but one that can run, so it runs until the
+    other has landed. A draft that did run has missed N tokens at least. With that, `of_two` is the
+    least that K = 2 can do, and about what a larger K does with two of its drafts. The least for
+    any K, `at_least`, is what all drafts could do from the next point on if they were resident
+    then.
     """
 
     def __init__(self, known: KnownAnswer) -> None:
@@ -113,13 +114,10 @@ class Rest:
         self.work: list[list[float]] = self.intervals.seconds[1].tolist()
         pairs, alone = self._of_pairs()
         self._pairs, self._alone = pairs.tolist(), alone.tolist()
-        if known.capacity != 2:
-            self._all: list[float] = self._of_all().tolist()
+        self._all: list[float] = self._of_all().tolist()
 
-    def least(self, place: int, situation: Situation) -> float:
-        """Return the least seconds from a situation on."""
-        if self._known.capacity == 2:
-            return self.about(place, situation)
+    def at_least(self, place: int, situation: Situation) -> float:
+        """Return the least seconds from a situation on, whatever K is."""
         if place == len(self.ends) - 1:
             return 0.0
         return min(
@@ -129,8 +127,8 @@ class Rest:
             for draft, seen in situation.seen
         )
 
-    def about(self, place: int, situation: Situation) -> float:
-        """Return about how many seconds it takes from a situation on."""
+    def of_two(self, place: int, situation: Situation) -> float:
+        """Return the least seconds from a situation on with K = 2, about those with a larger K."""
         last = situation.last
         found = [
             self._pairs[place][last][draft][int(seen > 0)]

@@ -73,14 +73,25 @@ def plan(
 
     Exact for K = 1 and 2 with up to six drafts; for a larger K never worse than for 2.
     """
-    search = _Search(known)
-    starts = search.first_situations() if situation is None else {situation: _Reached(0.0)}
-    found = search.run(place, starts, width or (WIDTH if known.capacity <= 2 else WIDTH_BEYOND))
-    if known.capacity > 2 and situation is None:
-        simpler = plan(replace(known, capacity=2))
-        if simpler.seconds < found.seconds:
-            return replace(found, steps=simpler.steps, seconds=simpler.seconds)
-    return found
+    rest = Rest(known)
+    search = _Search(known, rest)
+    if known.capacity <= 2 or situation is not None:
+        starts = search.first_situations() if situation is None else {situation: _Reached(0.0)}
+        return search.run(place, starts, width or _usual_width(known))
+    two = _Search(replace(known, capacity=2), rest)
+    simpler = two.run(place, two.first_situations(), WIDTH)
+    found = search.run(
+        place, search.first_situations(), width or _usual_width(known), simpler.seconds
+    )
+    return (
+        found
+        if found.seconds < simpler.seconds
+        else replace(simpler, bound_seconds=min(simpler.seconds, found.bound_seconds))
+    )
+
+
+def _usual_width(known: KnownAnswer) -> int:
+    return WIDTH if known.capacity <= 2 else WIDTH_BEYOND
 
 
 class _Reached(NamedTuple):
@@ -121,10 +132,11 @@ class _Frontier:
 class _Search:
     """Finds the quickest schedule."""
 
-    def __init__(self, known: KnownAnswer) -> None:
+    def __init__(self, known: KnownAnswer, rest: Rest) -> None:
         self._known = known
         self._count, self._drafts = known.gains.shape
-        self._rest = Rest(known)
+        self._rest = rest
+        self._least = rest.of_two if known.capacity == 2 else rest.at_least
 
     def first_situations(self) -> dict[Situation, _Reached]:
         """Return the situations after the first load, the only one that is waited for."""
@@ -136,21 +148,28 @@ class _Search:
             for draft in range(self._drafts)
         }
 
-    def run(self, place: int, starts: Mapping[Situation, _Reached], width: int) -> Plan:
-        """Search from situations at a place."""
+    def run(
+        self,
+        place: int,
+        starts: Mapping[Situation, _Reached],
+        width: int,
+        beaten: float = float("inf"),
+    ) -> Plan:
+        """Search from situations at a place for a plan that takes less than `beaten` seconds."""
         if place >= self._count:
             return Plan({}, 0.0, 0.0)
         best = self._straight_on(place, starts)
         frontier = self._frontier(place, starts)
         for here in range(place, self._count):
             # What loads while the first draft reads the prompt lands sooner than `Rest` knows.
-            limit = best.seconds - SAME_TIME if here > 0 else float("inf")
+            limit = min(best.seconds, beaten) - SAME_TIME if here > 0 else float("inf")
             for situation, reached in self._promising(frontier, here, limit, width):
                 for child in self._children(here, situation, reached):
                     frontier.add(*child)
         if frontier.seconds < best.seconds:
             best = frontier
-        return Plan(_steps(best), best.seconds, min(best.seconds, frontier.lost_seconds))
+        bound = min(best.seconds, beaten, frontier.lost_seconds)
+        return Plan(_steps(best), best.seconds, bound)
 
     def _frontier(self, place: int, starts: Mapping[Situation, _Reached]) -> _Frontier:
         frontier = _Frontier([{} for _ in range(self._count)])
@@ -172,7 +191,7 @@ class _Search:
 
     def _promise(self, reached: tuple[int, Situation, _Reached]) -> float:
         place, situation, how = reached
-        return how.seconds + self._rest.about(place, situation)
+        return how.seconds + self._rest.of_two(place, situation)
 
     def _promising(
         self, frontier: _Frontier, place: int, limit: float, width: int
@@ -181,11 +200,11 @@ class _Search:
         kept = [
             (situation, reached)
             for situation, reached in frontier.places[place].items()
-            if reached.seconds + self._rest.least(place, situation) < limit
+            if reached.seconds + self._least(place, situation) < limit
         ]
         if len(kept) > width:
             kept.sort(key=lambda entry: self._promise((place, *entry)))
-            lost = (reached.seconds + self._rest.least(place, s) for s, reached in kept[width:])
+            lost = (reached.seconds + self._least(place, s) for s, reached in kept[width:])
             frontier.lost_seconds = min(frontier.lost_seconds, *lost)
         return kept[:width]
 
