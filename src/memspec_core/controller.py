@@ -133,6 +133,7 @@ class Controller:
 
     def _wait_for(self, ranking: Ranking, strategy: Strategy) -> None:
         """Load the best draft and wait for it; the next best where it cannot be loaded."""
+        self._cache.rest()  # nothing runs while decoding waits, so that any draft may make room
         for name in ranking.order:
             if not strategy.insists and not self._cache.may_load(name):
                 continue

@@ -190,7 +190,9 @@ def _memory_findings(state: NodeState) -> Iterable[Finding]:
     memory = state.snapshot.memory
     if memory.used_bytes > memory.budget_bytes > 0:
         yield ERROR, "More memory is in use than the budget allows."
-    if memory.available_bytes < NEAR_FLOOR * memory.floor_bytes:
+    if memory.pressure:
+        yield WARN, memory.pressure
+    elif memory.available_bytes < NEAR_FLOOR * memory.floor_bytes:
         available, floor = memory.available_bytes // MIB, memory.floor_bytes // MIB
         yield WARN, f"{available} MiB are available; memory.floor_mib is {floor}."
 
@@ -206,6 +208,8 @@ def _memory_values(state: NodeState) -> Iterable[tuple[str, object]]:
     yield "drafts_mib", memory.draft_bytes / MIB
     yield "kv_mib", memory.kv_bytes / MIB
     yield "in_flight_mib", memory.in_flight_bytes / MIB
+    yield "predictor_mib", memory.predictor_bytes / MIB
+    yield "pressure_level", memory.pressure_level
     yield "process_mib", psutil.Process().memory_info().rss / MIB
 
 

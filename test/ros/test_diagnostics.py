@@ -32,6 +32,7 @@ KEYS = {
     },
     "Memory": {
         *("available_mib", "budget_mib", "target_mib", "drafts_mib", "kv_mib", "in_flight_mib"),
+        *("predictor_mib", "pressure_level"),
     },
     "Platform": {"device", "dtype", "threads", "torch", "machine"},
 }
@@ -131,6 +132,14 @@ def test_memory_near_its_floor_is_a_warning():
 
     assert made["Memory"].level == WARN
     assert "300 MiB" in made["Memory"].message
+
+
+def test_what_was_given_up_for_want_of_memory_is_a_warning():
+    short = replace(HEALTHY.memory, pressure_level=1, pressure="Memory is short: drafts went.")
+    made = made_from(replace(HEALTHY, memory=short))
+    assert (made["Memory"].level, made["Memory"].message) == (WARN, short.pressure)
+    values = {value.key: value.value for value in made["Memory"].values}
+    assert values["pressure_level"] == "1"
 
 
 def test_a_jetson_tells_its_mode_clocks_and_temperatures(tmp_path):
