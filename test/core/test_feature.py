@@ -42,6 +42,7 @@ from memspec_core.models.draft import (
     shared_taps,
 )
 from memspec_core.models.kv_cache import KeyValueCache
+from memspec_core.models.native.backend import SharedThreads
 from memspec_core.models.native.library import library
 from memspec_core.models.quantised import round_to_int4
 from memspec_core.models.safetensors_files import SafetensorsFiles
@@ -289,13 +290,25 @@ def test_features_do_not_depend_on_the_pass(native: Room) -> None:
     for threads in (1, 2, 3):
         parts = native.fresh_target()
         decoder: Any = parts.decoder
-        decoder._threads = threads
+        decoder._threads = SharedThreads(threads)
         for first in range(0, 90, 13):
             decoder.forward(context[first : first + 13], parts.cache)
-        decoder._threads = 2
+        decoder._threads = SharedThreads(2)
         assert parts.cache.features is not None
         assert whole.cache.features is not None
         assert torch.equal(parts.cache.features, whole.cache.features)
+
+
+def test_a_thread_that_is_lent_comes_back() -> None:
+    threads = SharedThreads(2)
+    with threads.lending():
+        assert threads.count == 1
+        with threads.lending():
+            assert threads.count == 1
+    assert threads.count == 2
+    with pytest.raises(RuntimeError), threads.lending():
+        raise RuntimeError
+    assert threads.count == 2
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -315,7 +328,7 @@ def test_one_call_is_step_by_step(length: int, threads: int, native: Room) -> No
         state = decoder.follow(expected[-1:], state, cache)
     cache.truncate(length - 1 + count - 1)
     other, rolled = of(native)
-    other._threads = threads
+    other._threads = SharedThreads(threads)
     assert other.roll(context[1:], features, rolled, count) == expected
     assert rolled.token_ids == cache.token_ids
     # The step by step cache has the row of the last proposal as well.

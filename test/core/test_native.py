@@ -22,7 +22,7 @@ from memspec_core.models.checkpoint import Checkpoint, open_checkpoint
 from memspec_core.models.decoder import Decoder
 from memspec_core.models.kv_cache import KeyValueCache
 from memspec_core.models.native import library as native
-from memspec_core.models.native.backend import NativeBackend, NativeLinear
+from memspec_core.models.native.backend import NativeBackend, NativeLinear, SharedThreads
 from memspec_core.models.native.packing import pack
 from memspec_core.models.quantised import (
     Int4Weight,
@@ -100,7 +100,7 @@ def test_a_layer_computes_what_its_weight_says(library: ModuleType, kind: str) -
     weight = WEIGHTS[kind](random(48, 256))
     bias = random(48, seed=1)
     x = random(ROWS, 256, seed=2)
-    found = NativeLinear(library, weight, bias, 2)(x)
+    found = NativeLinear(library, weight, bias, SharedThreads(2))(x)
     # Scales lie there in fp16.
     expected = rounded(x, weight) @ dense(weight).T + bias
     assert float((found - expected).abs().max()) < 2e-3 * float(expected.abs().max())
@@ -108,7 +108,7 @@ def test_a_layer_computes_what_its_weight_says(library: ModuleType, kind: str) -
 
 @pytest.mark.parametrize("kind", WEIGHTS)
 def test_a_row_does_not_depend_on_its_company(library: ModuleType, kind: str) -> None:
-    linear = NativeLinear(library, WEIGHTS[kind](random(48, 256)), None, 2)
+    linear = NativeLinear(library, WEIGHTS[kind](random(48, 256)), None, SharedThreads(2))
     x = random(ROWS, 256, seed=2)
     together = linear(x)
     for count in range(1, 14):
@@ -119,7 +119,7 @@ def test_a_row_does_not_depend_on_its_company(library: ModuleType, kind: str) ->
 def test_rows_of_a_weight(library: ModuleType, kind: str) -> None:
     weight = WEIGHTS[kind](random(48, 256))
     indices = torch.tensor([0, 17, 47])
-    found = NativeLinear(library, weight, None, 1).rows(indices)
+    found = NativeLinear(library, weight, None, SharedThreads(1)).rows(indices)
     torch.testing.assert_close(found, dense(weight)[indices], rtol=2e-3, atol=2e-3)
 
 
@@ -187,7 +187,7 @@ def test_rows_never_depend_on_the_pass(checkpoint: Checkpoint, data: st.DataObje
         start = cache.length
         right = data.draw(st.integers(1, min(9, len(fed) - start)))
         wrong = data.draw(st.lists(st.integers(0, 191), max_size=4))
-        ours._threads = data.draw(st.integers(1, 3))
+        ours._threads = SharedThreads(data.draw(st.integers(1, 3)))
         hidden = ours.forward([*fed[start : start + right], *wrong], cache)
         for row in range(right):
             assert torch.equal(hidden[row : row + 1], expected[start + row])
@@ -238,7 +238,7 @@ def test_torch_computes_what_the_step_cannot(
 PROBE = """
 from pathlib import Path
 import torch
-from memspec_core.models.native.backend import NativeLinear
+from memspec_core.models.native.backend import NativeLinear, SharedThreads
 from memspec_core.models.native.library import load
 
 def runtimes():
@@ -249,7 +249,8 @@ def threads():
     return len(list(Path("/proc/self/task").iterdir()))
 
 def compute():
-    NativeLinear(load(), torch.ones(4096, 512).bfloat16(), None, COUNT)(torch.ones(1, 512))
+    weight = torch.ones(4096, 512).bfloat16()
+    NativeLinear(load(), weight, None, SharedThreads(COUNT))(torch.ones(1, 512))
 """
 NO_SECOND_RUNTIME = """
 torch.ones(4096, 4096).sum()
@@ -302,7 +303,7 @@ def test_rows_rounded_to_four_bits_are_those_of_torch(library: ModuleType, kind:
     values[:, :32] = 0.25  # a constant group, whose scale is the smallest
     values[:, 32:64] *= 1e-4  # one near zero
     values[:, 64:96] += 100.0  # and one far from zero
-    table = NativeLinear(library, WEIGHTS[kind](values), None, 1)
+    table = NativeLinear(library, WEIGHTS[kind](values), None, SharedThreads(1))
     indices = torch.arange(95, 0, -2)[:32]
     expected = pack(round_to_int4(table.rows(indices)))
     found = table.rounded_rows(indices)
@@ -311,6 +312,6 @@ def test_rows_rounded_to_four_bits_are_those_of_torch(library: ModuleType, kind:
 
 
 def test_a_row_that_is_not_there_is_an_error(library: ModuleType) -> None:
-    table = NativeLinear(library, random(16, 32).half(), None, 1)
+    table = NativeLinear(library, random(16, 32).half(), None, SharedThreads(1))
     with pytest.raises(RuntimeError, match="no row 16"):
         table.rounded_rows(torch.arange(1, 17))

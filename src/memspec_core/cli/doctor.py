@@ -102,7 +102,7 @@ def _native_step() -> str:
     """Run the native kernels on a small weight; raises with what stops models from using them."""
     import torch
 
-    from memspec_core.models.native.backend import NativeLinear
+    from memspec_core.models.native.backend import NativeLinear, SharedThreads
     from memspec_core.models.native.library import SWITCH, is_switched_off, library_path, load
     from memspec_core.models.quantised import round_to_int4, round_to_int8
 
@@ -116,7 +116,7 @@ def _native_step() -> str:
         (eight, eight.dequantised()),
         (half, half.float()),
     ):
-        linear = NativeLinear(library, weight, None, torch.get_num_threads())
+        linear = NativeLinear(library, weight, None, SharedThreads(torch.get_num_threads()))
         _require_right(f"The kernel '{linear.kernel}'", linear, meant)
     return f"in use, int4, int8, bf16; {torch.get_num_threads()} threads; {library_path()}"
 

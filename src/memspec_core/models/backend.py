@@ -1,5 +1,6 @@
 """Which implementation computes a model: torch, or the native step where it can."""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
@@ -30,6 +31,10 @@ class Backend(Protocol):
 
     def takes(self, weight: Int4Weight | Int8Weight) -> bool:
         """Whether there is a kernel for a weight in groups; it is dequantised otherwise."""
+        ...
+
+    def lending(self) -> AbstractContextManager[None]:
+        """Let something else that needs a core have one within, where threads can be spared."""
         ...
 
     def linear(self, weight: Weight, bias: torch.Tensor | None = None) -> Linear:
@@ -69,6 +74,10 @@ class TorchBackend:
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
+
+    def lending(self) -> AbstractContextManager[None]:
+        """Change nothing: the number of torch's threads is another thread's affair."""
+        return nullcontext()
 
     def takes(self, weight: Int4Weight | Int8Weight) -> bool:
         """Whether there is a kernel for a weight in groups: on CPUs there are two."""

@@ -98,8 +98,10 @@ class DraftPlan:
         if self.manifest is None:
             decoder = _load_full(self.path, target, pace)
         else:
-            _, parts = self._shared_parts(self.manifest, target, pace)
-            decoder = self.backend.decoder(parts)
+            source = self._source(self.manifest, target, pace)
+            with target.backend.lending():
+                _, parts = self._shared_parts(self.manifest, target, source)
+                decoder = self.backend.decoder(parts)
         return decoder, self._new_cache(decoder.config, target)
 
     def load_feature(
@@ -112,29 +114,34 @@ class DraftPlan:
                 f"The draft in {self.path} needs the target's hidden states after the layers "
                 f"{list(self.taps)}, but those after {list(target.cache.taps)} are kept."
             )
-        reader, parts = self._shared_parts(self.manifest, target, pace)
-        hidden = parts.config.hidden_size
-        reader.require_shape(FUSE_FEATURES, (hidden, len(self.taps) * hidden))
-        reader.require_shape(FUSE_INPUT, (hidden, 2 * hidden))
-        fuse = Fuse(
-            reader.linear(FUSE_FEATURES),
-            reader.linear(FUSE_INPUT),
-            target.decoder.layers[0].input_norm,
-        )
-        decoder = self.backend.feature_decoder(parts, fuse)
-        return decoder, self._new_cache(decoder.config, target)
+        source = self._source(self.manifest, target, pace)
+        with target.backend.lending():
+            reader, parts = self._shared_parts(self.manifest, target, source)
+            hidden = parts.config.hidden_size
+            reader.require_shape(FUSE_FEATURES, (hidden, len(self.taps) * hidden))
+            reader.require_shape(FUSE_INPUT, (hidden, 2 * hidden))
+            fuse = Fuse(
+                reader.linear(FUSE_FEATURES),
+                reader.linear(FUSE_INPUT),
+                target.decoder.layers[0].input_norm,
+            )
+            decoder = self.backend.feature_decoder(parts, fuse)
+            return decoder, self._new_cache(decoder.config, target)
 
-    def _shared_parts(
-        self, manifest: Manifest, target: Target, pace: Pace
-    ) -> tuple[WeightReader, DecoderParts]:
-        """Load a draft that shares the target's embedding and head; return its reader as well."""
+    def _source(self, manifest: Manifest, target: Target, pace: Pace) -> SafetensorsFiles:
+        """Read the weights of a draft that shares the target's embedding and head."""
         if manifest.tokenizer_sha256 != target.tokenizer.sha256():
             raise CheckpointError(
                 f"The draft in {self.path} was made for another tokenizer than that of "
                 f"{target.checkpoint.path}; make one with memspec distill."
             )
+        return self._weights(manifest, pace, pinned=target.decoder.device.type == "cuda")
+
+    def _shared_parts(
+        self, manifest: Manifest, target: Target, source: SafetensorsFiles
+    ) -> tuple[WeightReader, DecoderParts]:
+        """Make the parts of such a draft; return their reader as well."""
         device = target.decoder.device
-        source = self._weights(manifest, pace, pinned=device.type == "cuda")
         # Distilled weights keep the order of the target's rows as transformers has them.
         reader = WeightReader(source, "stored", device, self.backend)
         config = _truncated_config(target.decoder.config, manifest, self.path)

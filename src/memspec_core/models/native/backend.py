@@ -1,6 +1,7 @@
 """The native step as a backend: layers and decoders in C++."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -16,6 +17,23 @@ from memspec_core.models.quantised import Int4Weight, Int8Weight, Weight, rounde
 MOST_HEAD_SIZE = 256
 
 
+class SharedThreads:
+    """How many threads compute the passes of all that share this; results do not depend on it."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    @contextmanager
+    def lending(self) -> Iterator[None]:
+        """Let one thread less compute within, if there are several."""
+        lent = int(self.count > 1)
+        self.count -= lent
+        try:
+            yield
+        finally:
+            self.count += lent
+
+
 class NativeLinear:
     """A linear layer [out, in] of 4 or 8 bits, bf16 or fp16.
 
@@ -24,7 +42,11 @@ class NativeLinear:
     """
 
     def __init__(
-        self, library: ModuleType, weight: Weight | Packed, bias: torch.Tensor | None, threads: int
+        self,
+        library: ModuleType,
+        weight: Weight | Packed,
+        bias: torch.Tensor | None,
+        threads: SharedThreads,
     ) -> None:
         self._threads = threads
         packed = weight if isinstance(weight, Packed) else pack(weight)
@@ -44,7 +66,7 @@ class NativeLinear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Apply the layer to n rows; the result is in fp32."""
-        result: torch.Tensor = self.handle.apply(x.float().contiguous(), self._threads)
+        result: torch.Tensor = self.handle.apply(x.float().contiguous(), self._threads.count)
         return result
 
     def rows(self, indices: torch.Tensor) -> torch.Tensor:
@@ -62,11 +84,11 @@ class _NativeLayers(Layers):
     """What all native decoders share: `_step` is theirs in C++."""
 
     _step: Any
-    _threads: int
+    _threads: SharedThreads
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits; see `Layers.logits`."""
-        result: torch.Tensor = self._step.logits(hidden.contiguous(), self._threads)
+        result: torch.Tensor = self._step.logits(hidden.contiguous(), self._threads.count)
         return result
 
 
@@ -76,7 +98,7 @@ class NativeDecoder(_NativeLayers, Decoder):
     A row's result does not depend on how many rows a pass has, nor on the number of threads.
     """
 
-    def __init__(self, library: ModuleType, threads: int, parts: DecoderParts) -> None:
+    def __init__(self, library: ModuleType, threads: SharedThreads, parts: DecoderParts) -> None:
         super().__init__(parts)
         self._threads = threads
         self._step = library.Step(*_step_parts(library, self))
@@ -93,7 +115,7 @@ class NativeDecoder(_NativeLayers, Decoder):
             cache.rows,
             cache.length,
             parents or [],
-            self._threads,
+            self._threads.count,
             cache.features,
             cache.taps,
         )
@@ -120,7 +142,9 @@ class NativeFeatureDecoder(_NativeLayers, FeatureDecoder):
     are the same in one call as step by step.
     """
 
-    def __init__(self, library: ModuleType, threads: int, parts: DecoderParts, fuse: Fuse) -> None:
+    def __init__(
+        self, library: ModuleType, threads: SharedThreads, parts: DecoderParts, fuse: Fuse
+    ) -> None:
         super().__init__(parts, fuse)
         self._threads = threads
         ids = self.head_token_ids
@@ -137,7 +161,7 @@ class NativeFeatureDecoder(_NativeLayers, FeatureDecoder):
     ) -> torch.Tensor:
         """Feed n tokens that follow known features; see `FeatureDecoder.feed`."""
         hidden: torch.Tensor = self._step.feed(
-            token_ids, features, cache.rows, cache.length, self._threads
+            token_ids, features, cache.rows, cache.length, self._threads.count
         )
         cache.token_ids.extend(token_ids)
         return hidden
@@ -151,7 +175,12 @@ class NativeFeatureDecoder(_NativeLayers, FeatureDecoder):
     ) -> torch.Tensor:
         """Feed n proposed tokens, at most 64; see `FeatureDecoder.follow`."""
         hidden: torch.Tensor = self._step.follow(
-            token_ids, states.contiguous(), cache.rows, cache.length, parents or [], self._threads
+            token_ids,
+            states.contiguous(),
+            cache.rows,
+            cache.length,
+            parents or [],
+            self._threads.count,
         )
         cache.token_ids.extend(token_ids)
         return hidden
@@ -166,7 +195,7 @@ class NativeFeatureDecoder(_NativeLayers, FeatureDecoder):
     ) -> list[int]:
         """Feed n tokens and propose `count` or fewer; see `FeatureDecoder.roll`."""
         proposed: list[int] = self._step.roll(
-            token_ids, features, cache.rows, cache.length, count, least, self._threads
+            token_ids, features, cache.rows, cache.length, count, least, self._threads.count
         )
         fed = proposed if len(proposed) < count else proposed[:-1]
         cache.token_ids.extend([*token_ids, *fed])
@@ -186,6 +215,7 @@ class NativeBackend:
     def __init__(self, library: ModuleType, threads: int) -> None:
         self._library = library
         self.threads = threads
+        self._shared = SharedThreads(threads)
 
     @staticmethod
     def has_sizes(config: DecoderConfig) -> bool:
@@ -202,11 +232,15 @@ class NativeBackend:
         """Whether there is a kernel for a weight in groups: for multiples of 32 there is."""
         return fits(weight)
 
+    def lending(self) -> AbstractContextManager[None]:
+        """Let one thread less compute within, so that something else finds a core."""
+        return self._shared.lending()
+
     def linear(self, weight: Weight, bias: torch.Tensor | None = None) -> NativeLinear:
         """Make a layer over a weight that it takes, or over a dense one, fp32 rounded to bf16."""
         if isinstance(weight, torch.Tensor) and weight.dtype not in self.DTYPES:
             weight = weight.bfloat16()
-        return NativeLinear(self._library, weight, bias, self.threads)
+        return NativeLinear(self._library, weight, bias, self._shared)
 
     def table(self, weight: Int8Weight | torch.Tensor) -> NativeLinear:
         """Make an embedding."""
@@ -215,16 +249,16 @@ class NativeBackend:
     def cut(self, table: Table, indices: torch.Tensor) -> NativeLinear:
         """Make a layer of some rows of a table, at 4 bits where they are whole tiles."""
         if isinstance(table, NativeLinear) and len(indices) % TILE == 0:
-            return NativeLinear(self._library, table.rounded_rows(indices), None, self.threads)
+            return NativeLinear(self._library, table.rounded_rows(indices), None, self._shared)
         return self.linear(rounded_where(self.takes, table.rows(indices)))
 
     def decoder(self, parts: DecoderParts) -> NativeDecoder:
         """Put a decoder together from native parts."""
-        return NativeDecoder(self._library, self.threads, parts)
+        return NativeDecoder(self._library, self._shared, parts)
 
     def feature_decoder(self, parts: DecoderParts, fuse: Fuse) -> NativeFeatureDecoder:
         """Put the layers of a feature draft together from native parts."""
-        return NativeFeatureDecoder(self._library, self.threads, parts, fuse)
+        return NativeFeatureDecoder(self._library, self._shared, parts, fuse)
 
     def cache_dtype(self, device: torch.device) -> torch.dtype:
         """Return fp16."""
