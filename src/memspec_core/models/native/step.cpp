@@ -82,7 +82,8 @@ inline __m512 silu(__m512 x) {
 // Threads that run a function together. They wait for the next one, and for each other, by
 // spinning for a while and then asleep: the threads of a pass meet some 150 times, too often to
 // sleep each time. (GCC's OpenMP does, as soon as a process has more threads of its teams than
-// there are CPUs, whatever they do.)
+// there are CPUs, whatever they do.) Where something else runs on the CPUs too, two of them may
+// have to share one: soon a thread that spins lets others run.
 class Team {
  public:
   // Run function(team, index) on `threads` threads, of which the caller is number 0. The process
@@ -136,7 +137,7 @@ class Team {
   }
 
  private:
-  static constexpr int kSpins = 20000;
+  static constexpr int kSpins = 1000, kYields = 500;
   static inline std::mutex mutex_;
   static inline std::unique_ptr<Team> team_;
 
@@ -165,6 +166,10 @@ class Team {
     for (int spin = 0; spin < kSpins; ++spin) {
       if (value.load() != old) return;
       _mm_pause();
+    }
+    for (int yield = 0; yield < kYields; ++yield) {
+      if (value.load() != old) return;
+      std::this_thread::yield();
     }
     while (value.load() == old) value.wait(old);
   }
