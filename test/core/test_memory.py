@@ -33,7 +33,7 @@ torch.set_num_threads(1)
 plan = plan_target(
     "default", dtype="stored", device=torch.device("cpu"), context_tokens=1024, threads=1
 )
-drafts = [plan_draft(name, "default", plan) for name in ("mixed", "general")]
+drafts = [plan_draft(name, "default", plan) for name in ("mixed", "general_only")]
 plan = plan.with_taps(shared_taps(drafts))
 plan.load()  # what is made once at the first load, by libraries
 begun = anonymous_bytes()

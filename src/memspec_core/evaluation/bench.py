@@ -118,7 +118,7 @@ class BenchPlan:
         configured = {draft.name: draft for draft in settings.drafts}
         named = (*(name for name in self.drafts if name in configured), *configured)
         own = [configured[name] for name in named]
-        brought = [DraftSource("general", DEFAULT)] if settings.target_path == DEFAULT else []
+        brought = [DraftSource("general_only", DEFAULT)] if settings.target_path == DEFAULT else []
         return next((draft for draft in (*own, *brought) if stands_alone(draft)), None)
 
     def _with_peer(self, peer: str) -> Configuration:
