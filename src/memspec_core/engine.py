@@ -20,7 +20,7 @@ from memspec_core.models.draft import (
     shared_taps,
 )
 from memspec_core.models.pieces import Pace
-from memspec_core.models.places import brought_along
+from memspec_core.models.places import PREDICTOR, brought_along
 from memspec_core.models.target import Target, TargetPlan, parse_device, plan_target
 from memspec_core.prediction.head import HIDDEN_STATES, RankingHead, load_head
 from memspec_core.residency.cache import DraftBytes, DraftCache
@@ -37,9 +37,6 @@ from memspec_core.speculation.planner import Planner
 from memspec_core.speculation.proposal import Draft
 from memspec_core.speculation.tree import TreeDraft
 from memspec_core.strategies import Context, MemSpec, PredictionOnly, create_strategy
-
-PREDICTOR = "predictor"
-"""The name under which the project brings its predictor along."""
 
 _PREDICTING = (MemSpec.name, PredictionOnly.name)
 

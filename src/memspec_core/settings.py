@@ -80,7 +80,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     ),
     Parameter(
         "drafts.names",
-        ["mixed"],
+        ["general", "code", "math", "medical", "law", "robot"],
         "Names of the candidate drafts; each has a parameter drafts.<name>.path, of which "
         "'default' is the draft of that name that the project brings along.",
     ),
@@ -101,7 +101,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     ),
     Parameter(
         "strategy",
-        "general_static",
+        "memspec",
         "How the draft is chosen: as a predictor expects, with the next ones made ready (memspec) "
         "or not (prediction_only); always the draft 'general' (general_static); or as a bandit "
         "learns, waiting for loads or not (mab_sync, mab_async).",

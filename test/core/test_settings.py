@@ -20,7 +20,7 @@ def refused(**values: object) -> str:
 
 def test_the_defaults_are_in_their_own_ranges() -> None:
     settings = Settings.from_parameters()
-    assert settings.draft_names == ("mixed",)
+    assert settings.draft_names == ("general", "code", "math", "medical", "law", "robot")
     for parameter in PARAMETERS:
         assert parameter.check(parameter.default) == parameter.default
         assert parameter.description
@@ -108,7 +108,7 @@ def test_duplicate_draft_names_are_said_to_be() -> None:
 
 
 def test_a_path_of_a_wrong_type() -> None:
-    assert "drafts.mixed.path" in refused(**{"drafts.mixed.path": 7})
+    assert "drafts.code.path" in refused(**{"drafts.code.path": 7})
 
 
 def test_what_may_change_while_running() -> None:

@@ -33,7 +33,7 @@ def test_the_default_file_holds_the_defaults():
     given = read_parameters(CONFIG / "memspec.yaml")
 
     assert {p.name: p.default for p in PARAMETERS} == {
-        name: value for name, value in given.items() if not name.endswith("mixed.path")
+        name: value for name, value in given.items() if not name.endswith("general.path")
     }
     assert Settings.from_parameters(given) == Settings.from_parameters()
 

@@ -12,6 +12,7 @@ import psutil
 
 from memspec_core.cli.arguments import Subparsers
 from memspec_core.errors import MemSpecError
+from memspec_core.settings import Settings
 
 if TYPE_CHECKING:
     import torch
@@ -76,14 +77,27 @@ def _target() -> str:
     return f"{checkpoint.path}: {checkpoint.quantisation}"
 
 
-def _draft() -> str:
+def _drafts() -> str:
     from memspec_core.models.draft import draft_folder, read_manifest, weights_are_whole
 
-    folder = draft_folder("mixed", "default")
-    manifest = read_manifest(folder)
-    if not weights_are_whole(folder, manifest):
-        raise MemSpecError(f"{folder}: the weights' checksum differs; copy the draft again.")
-    return f"{folder}: {manifest.kind}, {len(manifest.layers)} layers"
+    names = Settings.from_parameters().draft_names
+    for name in names:
+        folder = draft_folder(name, "default")
+        if not weights_are_whole(folder, read_manifest(folder)):
+            raise MemSpecError(f"{folder}: the weights' checksum differs; copy the draft again.")
+    return f"{', '.join(names)} in {folder.parent}"
+
+
+def _predictor() -> str:
+    from memspec_core.models.checkpoint import open_checkpoint
+    from memspec_core.models.places import PREDICTOR, brought_along
+    from memspec_core.prediction.head import load_head
+
+    folder = brought_along(PREDICTOR)
+    if folder is None:
+        raise MemSpecError("The project brings no predictor along.")
+    plan = load_head(folder, open_checkpoint("default").sha256()).plan
+    return f"{folder}: for {', '.join(plan.drafts)}"
 
 
 def _torch_kernel() -> str:
@@ -167,7 +181,8 @@ NEEDED: dict[str, Check] = {
     "python": _python,
     "packages": _packages,
     "default target": _target,
-    "default draft": _draft,
+    "default drafts": _drafts,
+    "predictor": _predictor,
     "4-bit kernel": _torch_kernel,
     "memory": _memory,
 }

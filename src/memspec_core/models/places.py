@@ -4,6 +4,9 @@ import os
 import sys
 from pathlib import Path
 
+PREDICTOR = "predictor"
+"""The name under which the project brings its predictor along."""
+
 
 def model_places() -> list[Path]:
     """Return the folders that may hold them: the source tree's, then those of ament prefixes."""
