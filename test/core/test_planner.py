@@ -122,6 +122,19 @@ def test_a_draft_that_stops_is_asked_for_what_pays() -> None:
     assert planner.choose([GOOD]).least == 0.0
 
 
+def test_a_calibration_that_was_disturbed_is_put_right() -> None:
+    """Two rows were measured as four times one; in truth they cost a tenth more."""
+    costs = Costs((1.0, *(4.0 + 0.1 * rows for rows in range(15))), {"good": 0.1})
+    planner, proposed = Planner(costs), []
+    for _ in range(1500):
+        plan = planner.choose([STOPS])
+        count = min(plan.length, 1)
+        planner.observe(plan, count, count, 0.2 * (count > 0), 1.0 + 0.1 * count)
+        proposed.append(count)
+    assert sum(proposed[:50]) < 10
+    assert sum(proposed[-100:]) > 90
+
+
 def test_a_draft_that_stops_at_once_does_not_pay() -> None:
     planner = Planner(NOMINAL, timed=False)
     used = []

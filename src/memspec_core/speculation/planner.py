@@ -38,6 +38,9 @@ READING_SHARE = 0.2
 TIMING_WEIGHT = 0.1
 """Weight of the newest iteration in what passes and steps cost now."""
 
+TRIAL_LEAST = 0.05
+"""How likely the proposals of a trial must be, whatever pays: it is to show what they cost."""
+
 MOST_LIKELY = 8
 """Proposals at the most of a draft that stops by itself."""
 
@@ -64,19 +67,21 @@ class _Acceptance:
 
 @dataclass
 class _Yield:
-    """What iterations of a draft that stops by itself gained and took; it forgets slowly.
+    """What iterations of a draft that stops by itself gained and took, on average of the last ones.
 
-    `passes`: seconds of verification, as calibrated; `steps`: of the draft.
+    `rows` of a verification, `steps` of the draft.
     """
 
-    tokens: float
-    passes: float
-    steps: float
+    tokens: float = 1.0 + PRIOR
+    rows: float = 2.0
+    steps: float = 2.0
+    seen: float = PRIOR_WEIGHT
 
-    def add(self, tokens: int, passes: float, steps: int) -> None:
-        self.tokens = MEMORY * self.tokens + tokens
-        self.passes = MEMORY * self.passes + passes
-        self.steps = MEMORY * self.steps + steps
+    def add(self, tokens: int, rows: int, steps: int) -> None:
+        self.seen = MEMORY * self.seen + 1.0
+        self.tokens += (tokens - self.tokens) / self.seen
+        self.rows += (rows - self.rows) / self.seen
+        self.steps += (steps - self.steps) / self.seen
 
 
 @dataclass
@@ -87,7 +92,7 @@ class _Source:
     """
 
     step_seconds: float
-    yielded: _Yield
+    yielded: _Yield = field(default_factory=_Yield)
     first: _Acceptance = field(default_factory=_Acceptance)
     later: _Acceptance = field(default_factory=_Acceptance)
     pays: bool = True
@@ -156,6 +161,8 @@ class Planner:
         self.costs = costs
         self._timed = timed
         self._slowdown = 1.0
+        self._shape = [1.0] * costs.most_rows
+        self._timings = [0] * costs.most_rows
         self._sources: dict[str, _Source] = {}
         self._last = PLAIN
         self.plan = Plan()
@@ -195,7 +202,8 @@ class Planner:
             else:
                 source.idle += 1
                 if self._trial_is_due(source, candidate.unseen):
-                    probe = plan if candidate.stops else replace(plan, length=1)
+                    least = TRIAL_LEAST if candidate.stops else 0.0
+                    probe = replace(plan, length=2 if candidate.stops else 1, least=least)
         self.plan = probe if probe.length and not best.length else best
         return self.plan
 
@@ -216,8 +224,7 @@ class Planner:
             return
         source = self._source(plan.name)
         if plan.least:
-            passed = self.costs.verify_seconds[min(proposed + 1, self.costs.most_rows) - 1]
-            source.yielded.add(accepted + 1, passed, steps)
+            source.yielded.add(accepted + 1, proposed + 1, steps)
         else:
             source.add(proposed, accepted)
         if not source.pays:
@@ -236,7 +243,7 @@ class Planner:
         most = min(candidate.most, self.costs.most_rows - 1)
         if candidate.stops:
             seen = source.yielded
-            seconds = seen.passes * self._slowdown + seen.steps * source.step_seconds
+            seconds = self._mean_pass_seconds(seen.rows) + seen.steps * source.step_seconds
             rate = seen.tokens / seconds
             one_more = source.step_seconds + self._pass_seconds(2) - self._pass_seconds(1)
             least = min(1.0, one_more * max(rate, plain))
@@ -250,15 +257,31 @@ class Planner:
         return source.tokens(length) / seconds
 
     def _pass_seconds(self, rows: int) -> float:
-        return self.costs.verify_seconds[rows - 1] * self._slowdown
+        return self.costs.verify_seconds[rows - 1] * self._shape[rows - 1] * self._slowdown
+
+    def _mean_pass_seconds(self, rows: float) -> float:
+        """Return what passes take on average that have so many rows on average."""
+        below = min(int(rows), self.costs.most_rows)
+        above = min(below + 1, self.costs.most_rows)
+        share = min(rows - below, 1.0)
+        return (1 - share) * self._pass_seconds(below) + share * self._pass_seconds(above)
 
     def _observe_times(
         self, name: str, steps: int, proposed: int, draft_seconds: float, verify_seconds: float
     ) -> None:
-        """Follow what a pass takes now: it grows with the context and with what else runs."""
+        """Follow what a pass takes now: it grows with the context and with what else runs.
+
+        Something may have run beside the calibration, too: each number of rows is put right alone.
+        """
         if 0 < proposed + 1 <= self.costs.most_rows:
             ratio = verify_seconds / self.costs.verify_seconds[proposed]
-            self._slowdown += TIMING_WEIGHT * (min(max(ratio, 0.2), 5.0) - self._slowdown)
+            shape = self._shape[proposed]
+            slowdown = min(max(ratio / shape, 0.2), 5.0)
+            self._slowdown += TIMING_WEIGHT * (slowdown - self._slowdown)
+            own = min(max(ratio / self._slowdown, 0.2), 5.0)
+            self._timings[proposed] += 1
+            weight = max(TIMING_WEIGHT, 1.0 / (1 + self._timings[proposed]))
+            self._shape[proposed] += weight * (own - shape)
         if steps and name == self._last:  # else it had to catch up with the context
             source = self._source(name)
             step = draft_seconds / steps
@@ -266,11 +289,7 @@ class Planner:
 
     def _source(self, name: str) -> _Source:
         if name not in self._sources:
-            step_seconds = self.costs.step_seconds(name)
-            passes = self.costs.verify_seconds[min(2, self.costs.most_rows) - 1]
-            usual = _Yield(1.0 + PRIOR, passes, 2.0)
-            prior = _Yield(*(PRIOR_WEIGHT * value for value in vars(usual).values()))
-            self._sources[name] = _Source(step_seconds, prior)
+            self._sources[name] = _Source(self.costs.step_seconds(name))
         return self._sources[name]
 
 
