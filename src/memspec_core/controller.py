@@ -108,7 +108,7 @@ class Controller:
         """Rank, take the best resident draft, and have better ones made ready."""
         settings = self._settings()
         with watch.timing(PREDICTION):
-            context = _context(course, settings)
+            context = _context(course, settings, strategy)
             ranking = strategy.rank(context)
             utility = self._utility(ranking, course, settings)
             choice = utility.net(ranking) if utility else ranking
@@ -121,8 +121,9 @@ class Controller:
             name = None if active is None else active.name
             costly: frozenset[str] = frozenset()
             if utility and name:
+                absent = [d for d in ranking.order[: self._most(strategy)] if not self._has(d)]
                 costly = utility.not_worth_loading(
-                    ranking, name, course.remaining_tokens, self._cache.load_seconds
+                    absent, ranking, name, course.remaining_tokens, self._cache.load_seconds
                 )
             self._cache.update(ranking, name, strategy.prepares, costly)
         best = name if choice.best in costly else choice.best
@@ -158,6 +159,12 @@ class Controller:
         }
         return Utility(self._costs, settings.draft_length or USUAL_LENGTH, unseen)
 
+    def _most(self, strategy: Strategy) -> int:
+        return min(strategy.prepares or self._cache.capacity, self._cache.capacity)
+
+    def _has(self, name: str) -> bool:
+        return name in self._cache.residents or name in self._cache.loading
+
     def _context_hash(self, context: Context) -> str:
         digest = self._prompt_digest or digest_of_prompt(context.prompt_ids)
         return hash_of_context(digest, context.recent_ids)
@@ -185,12 +192,13 @@ class Controller:
         )
 
 
-def _context(course: Course, settings: Settings) -> Context:
+def _context(course: Course, settings: Settings, strategy: Strategy) -> Context:
     count = settings.recent_tokens
+    positions = min(count, strategy.reads_states)
     return Context(
         course.prompt_ids,
         course.recent_ids(count),
         course.generated_tokens,
-        course.prompt_state,
-        course.recent_states(count),
+        course.prompt_state if positions else None,
+        course.recent_state(positions) if positions else None,
     )

@@ -50,6 +50,7 @@ class Turning:
     insists = False
     waits = False
     prepares = None
+    reads_states = 16
 
     def __init__(self, *orders: Sequence[str]) -> None:
         self._orders = orders

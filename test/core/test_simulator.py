@@ -97,6 +97,7 @@ class Wants:
     name = "wants"
     insists = waits = False
     prepares: int | None = None
+    reads_states = 0
 
     def __init__(self, first: str, then: str) -> None:
         self._first, self._then = first, then

@@ -38,26 +38,26 @@ def outlook() -> Ranking:
     tokens = {"run": [2.0, 2.0], "a": [1.0, 4.0], "worse": [1.0, 1.0]}
     means = {name: float(np.mean(of)) for name, of in tokens.items()}
     rows = {name: np.array(of) for name, of in tokens.items()}
-    return Ranking(means, Outlook(np.array([0.5, 0.5]), rows))
+    return Ranking(means, Outlook(np.array([0.5, 0.5], np.float32), rows.__getitem__))
 
 
 def test_a_load_must_pay_before_the_answers_end() -> None:
     weighed = utility(a=10)
     # 1 token an iteration more, against 1 second of reading in which 2.5 are made.
-    assert "a" not in weighed.not_worth_loading(outlook(), "run", 100, 0.0)
-    assert "a" in weighed.not_worth_loading(outlook(), "run", 4, 0.0)
+    assert "a" not in weighed.not_worth_loading(["a"], outlook(), "run", 100, 0.0)
+    assert "a" in weighed.not_worth_loading(["a"], outlook(), "run", 4, 0.0)
     # A load slows decoding.
     enough = 60.0 / LOAD_SLOWDOWN
-    assert "a" in weighed.not_worth_loading(outlook(), "run", 100, enough)
+    assert "a" in weighed.not_worth_loading(["a"], outlook(), "run", 100, enough)
 
 
 def test_what_can_add_nothing_is_not_loaded() -> None:
-    assert utility().not_worth_loading(outlook(), "run", 1000, 0.0) == {"worse"}
+    assert utility().not_worth_loading(["a", "worse"], outlook(), "run", 1000, 0.0) == {"worse"}
 
 
 def test_nothing_is_left_out_where_nothing_can_be_compared() -> None:
     plain = Ranking({"a": 1.0, "b": 0.5})
-    assert utility().not_worth_loading(plain, "a", 1, 9.0) == frozenset()
+    assert utility().not_worth_loading(["b"], plain, "a", 1, 9.0) == frozenset()
 
 
 @given(

@@ -61,6 +61,7 @@ class Foretold:
     ) -> None:
         self.name = name
         self.prepares = prepares
+        self.reads_states = 0
         self._names = tuple(names)
         self._usual = gains.mean(axis=0) if len(gains) else np.zeros(len(self._names))
         self._sums = np.vstack([np.zeros((1, len(self._names)), np.int64), gains.cumsum(axis=0)])

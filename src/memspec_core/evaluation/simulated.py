@@ -10,11 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
+import numpy as np
+
 from memspec_core.evaluation.acceptance import Gains
 from memspec_core.evaluation.profiles import Profile
 from memspec_core.iteration import Iteration, IterationSeconds
 from memspec_core.measurement.trace import TracedPrompt
-from memspec_core.prediction.context import States
+from memspec_core.prediction.context import Vector, recent_mean
 from memspec_core.request import PLAIN, FinishReason
 from memspec_core.residency.loader import FinishedLoad
 from memspec_core.speculation.proposal import Draft, Proposal
@@ -144,20 +146,20 @@ class ReplayedCourse:
         return len(self._gains) - self._place
 
     @property
-    def prompt_state(self) -> States | None:
+    def prompt_state(self) -> Vector | None:
         """The mean of the target's states at the prompt's end, None if the trace has none."""
-        return self._prompt.prompt_state
+        found = self._prompt.prompt_state
+        return None if found is None else found.astype(np.float32)
 
     def recent_ids(self, count: int) -> Sequence[int]:
         """Return the last `count` generated tokens, or all where there are fewer."""
         recent: list[int] = self._ids[max(0, self._place - count) : self._place]
         return recent
 
-    def recent_states(self, count: int) -> States | None:
-        """Return the target's last `count` states from the prompt's newest token on."""
-        if self._prompt.states is None:
-            return None
-        return self._prompt.states[max(0, self._place - count) : self._place]
+    def recent_state(self, count: int) -> Vector | None:
+        """Return the mean of the target's last `count` states from the prompt's newest token on."""
+        states = self._prompt.states
+        return None if states is None else recent_mean(states, self._place, count)
 
     def read_prompt(self) -> None:
         """Have the target read the prompt."""
@@ -246,6 +248,7 @@ class TimedStrategy:
         self.insists = strategy.insists
         self.waits = strategy.waits
         self.prepares = strategy.prepares
+        self.reads_states = strategy.reads_states
         self._strategy = strategy
         self._seconds = seconds
         self._clock = clock

@@ -24,11 +24,11 @@ FORMS = (PROMPT, RECENT, BOTH)
 Vector = npt.NDArray[np.float32]
 """[inputs]"""
 
-States = npt.NDArray[np.float16]
+States = npt.NDArray[np.float16] | npt.NDArray[np.float32]
 """Hidden states of the target, normed as its head reads them."""
 
 
-def prompt_mean(known: States) -> States:
+def prompt_mean(known: States) -> npt.NDArray[np.float16]:
     """Return the mean at a prompt's end [hidden] of the states [tokens - 1, hidden] of its tokens.
 
     Over the last `POSITIONS`; the newest token has no state yet. So a prompt of one token has none
@@ -56,6 +56,6 @@ def context_vector(form: str, prompt: Vector, recent: Vector | None) -> Vector:
     Where nothing is recent, what is known of the prompt stands for it.
     """
     recent = prompt if recent is None else recent
-    parts = {PROMPT: (prompt,), RECENT: (recent,), BOTH: (prompt, recent)}[form]
-    vector: Vector = np.concatenate(parts).astype(np.float32)
-    return vector
+    if form == BOTH:
+        return np.concatenate((prompt, recent)).astype(np.float32, copy=False)
+    return (prompt if form == PROMPT else recent).astype(np.float32, copy=False)

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import numpy.typing as npt
 
-Matrix = npt.NDArray[np.float64]
+Tokens = npt.NDArray[np.float64]
 Priors = npt.NDArray[np.float32]
 
 PRIOR_STRENGTH = 64.0
@@ -64,15 +64,14 @@ class ObservedAcceptance:
         total = self._strength + self._judged[draft]
         return weighed / total if total else prior
 
-    def outlook(self, priors: Priors) -> Matrix:
-        """Return the tokens to expect of an iteration [k, d], for priors [k, d] of k topics."""
-        right, judged = (np.array(list(of.values())) for of in (self._right, self._judged))
-        total = self._strength + judged
-        estimates = (self._strength * priors + right) / np.where(total > 0, total, 1.0)
-        estimates = np.where(total > 0, estimates, priors)
-        powers = estimates[None] ** np.arange(self._length + 1)[:, None, None]
-        tokens: Matrix = powers.sum(axis=0)
-        return tokens
+    def tokens(self, draft: str, priors: Priors) -> Tokens:
+        """Return the tokens to expect of an iteration with a draft, for priors [k] of k topics."""
+        total = self._strength + self._judged[draft]
+        right = self._strength * priors.astype(np.float64) + self._right[draft]
+        estimates = right / total if total else priors.astype(np.float64)
+        powers = estimates ** np.arange(self._length + 1)[:, None]
+        expected: Tokens = powers.sum(axis=0)
+        return expected
 
     def scores(self, priors: Mapping[str, float]) -> dict[str, float]:
         """Return the tokens to expect of an iteration with each draft."""

@@ -1,24 +1,23 @@
 """The prediction engine (Algorithm 1): scores for drafts, with or without what is observed."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+
+import numpy as np
 
 from memspec_core.prediction.context import Vector
 from memspec_core.prediction.head import RankingHead
-from memspec_core.prediction.observation import Matrix, ObservedAcceptance
+from memspec_core.prediction.observation import ObservedAcceptance, Tokens
 
 
 @dataclass(frozen=True)
 class Foresight:
     """Scores of the drafts; with observation also what may come.
 
-    `topics` [k]: the probability of the topic of each draft; `tokens`: for each draft, the tokens
-    an iteration is expected to yield with it under each topic [k].
+    `topics` [k]: the probability of the topic of each draft.
     """
 
     scores: dict[str, float]
     topics: Vector | None = None
-    tokens: Mapping[str, Matrix] | None = None
 
 
 class Predictor:
@@ -49,5 +48,14 @@ class Predictor:
             return Foresight(dict(zip(drafts, probabilities.tolist(), strict=True)))
         self._observed.next_interval()
         scores = self._observed.scores(self._head.expected_acceptance(probabilities))
-        tokens = self._observed.outlook(self._head.acceptance)
-        return Foresight(scores, probabilities, dict(zip(drafts, tokens.T, strict=True)))
+        return Foresight(scores, probabilities)
+
+    def tokens_with(self, draft: str) -> Tokens:
+        """Return the tokens to expect of an iteration with a draft under each topic [k].
+
+        Plain decoding's one token for a draft that the head does not know.
+        """
+        drafts = self._head.plan.drafts
+        if draft not in drafts or self._observed is None:
+            return np.ones(len(drafts))
+        return self._observed.tokens(draft, self._head.acceptance[:, drafts.index(draft)])

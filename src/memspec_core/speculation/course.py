@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from memspec_core.iteration import Iteration, IterationSeconds
-from memspec_core.prediction.context import States
+from memspec_core.prediction.context import Vector
 from memspec_core.request import FinishReason, GenerationRequest
 from memspec_core.speculation.proposal import Draft
 
@@ -31,7 +31,7 @@ class Course(Protocol):
         ...
 
     @property
-    def prompt_state(self) -> States | None:
+    def prompt_state(self) -> Vector | None:
         """The mean of the target's states at the prompt's end, None if it keeps none."""
         ...
 
@@ -39,8 +39,8 @@ class Course(Protocol):
         """Return the last `count` generated tokens, or all where there are fewer."""
         ...
 
-    def recent_states(self, count: int) -> States | None:
-        """Return the target's last `count` states from the prompt's newest token on."""
+    def recent_state(self, count: int) -> Vector | None:
+        """Return the mean of the target's last `count` states from the prompt's newest token on."""
         ...
 
     def read_prompt(self) -> None:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from weakref import WeakValueDictionary
 
+import numpy as np
 import torch
 
 from memspec_core.clock import Clock
@@ -11,7 +12,7 @@ from memspec_core.errors import ModelError, PromptTooLongError
 from memspec_core.iteration import Iteration, IterationSeconds
 from memspec_core.models.target import Target
 from memspec_core.models.text import Piece
-from memspec_core.prediction.context import States, prompt_mean
+from memspec_core.prediction.context import POSITIONS, Vector
 from memspec_core.request import LOOKUP, PLAIN, GenerationRequest
 from memspec_core.speculation.acceptance import accept_greedy, accept_sampled, accept_tree
 from memspec_core.speculation.answer import Answer
@@ -76,6 +77,7 @@ class Decoding:
         self._drafts: WeakValueDictionary[int, Draft] = WeakValueDictionary()
         self._read: dict[int, int] = {}
         self._iterations = 0
+        self._prompt_state: Vector | None = None
         target.cache.keep_common(prompt_ids[:-1])
 
     @property
@@ -103,18 +105,21 @@ class Decoding:
         return self._context[max(self._prompt_tokens, len(self._context) - count) :]
 
     @property
-    def prompt_state(self) -> States | None:
+    def prompt_state(self) -> Vector | None:
         """The mean [hidden] of the target's states at the prompt's end, None if it keeps none."""
-        known = self._states(0, self._prompt_tokens - 1)
-        return None if known is None else prompt_mean(known)
+        if self._prompt_state is None:
+            last = self._prompt_tokens - 1
+            self._prompt_state = self._mean_state(max(0, last - POSITIONS), last)
+        return self._prompt_state
 
-    def recent_states(self, count: int) -> States | None:
-        """Return the target's last `count` states [n, hidden] from the prompt's newest token on.
+    def recent_state(self, count: int) -> Vector | None:
+        """Return the mean [hidden] of the target's last `count` states of the answer.
 
-        The answer's newest token has none yet.
+        They begin with the prompt's newest token; the answer's newest has none yet. None where
+        there are none.
         """
         end = len(self._context) - 1
-        return self._states(max(self._prompt_tokens - 1, end - count), end)
+        return self._mean_state(max(self._prompt_tokens - 1, end - count), end)
 
     def read_prompt(self) -> None:
         """Feed all of the prompt but its last token to the target."""
@@ -268,15 +273,17 @@ class Decoding:
         own: list[int] = best[:, 0].tolist()
         return own
 
-    def _states(self, first: int, end: int) -> States | None:
-        """Return the target's states at places of the context, normed as its head reads them."""
+    def _mean_state(self, first: int, end: int) -> Vector | None:
+        """Return the mean of the target's states at places of the context, normed for its head."""
         features = self._target.cache.features
-        if features is None:
+        if features is None or end > self._target.cache.length:
             return None
         hidden = self._target.decoder.config.hidden_size
-        known = min(end, self._target.cache.length)
-        states: States = features[first : max(first, known), -hidden:].cpu().numpy()
-        return states
+        if first == end:  # a prompt of one token has no state yet: see `prediction.context`
+            return np.zeros(hidden, np.float32) if not self.generated_tokens else None
+        # In torch: numpy takes several times as long over fp16.
+        mean: Vector = features[first:end, -hidden:].float().mean(dim=0).cpu().numpy()
+        return mean
 
     def _commit(self, tokens: Sequence[int]) -> None:
         self._context.extend(tokens)

@@ -31,6 +31,7 @@ class Bandit:
 
     insists = False
     prepares: int | None = 1
+    reads_states = 0
 
     def __init__(self, draft_names: Iterable[str], exploration: float = EXPLORATION) -> None:
         self._exploration = exploration

@@ -1,6 +1,6 @@
 """What a strategy sees and what it gives."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memspec_core.iteration import Iteration
-from memspec_core.prediction.context import States
+from memspec_core.prediction.context import Vector
 
 
 @dataclass(frozen=True)
@@ -16,30 +16,30 @@ class Context:
     """x at a scheduling point: the prompt, and from the second on the recent generated tokens.
 
     `place`: tokens of the answer so far. `prompt_state` [hidden] is the mean of the target's states
-    at the prompt's end, `recent_states` [n, hidden] are those of the recent tokens, without the
-    newest, as `prediction.context` has them; None where the target keeps no states.
+    at the prompt's end, `recent_state` [hidden] that of the recent tokens without the newest, as
+    `prediction.context` has them; None where there are none, or the strategy reads none.
     """
 
     prompt_ids: Sequence[int]
     recent_ids: Sequence[int] = ()
     place: int = 0
-    prompt_state: States | None = None
-    recent_states: States | None = None
+    prompt_state: Vector | None = None
+    recent_state: Vector | None = None
 
 
 @dataclass(frozen=True)
 class Outlook:
     """What may come: topic k with a probability, and the tokens an iteration with each draft then.
 
-    `probabilities` [k]; `tokens` has a row [k] for each draft.
+    `probabilities` [k]; `tokens_with` returns those of a draft [k].
     """
 
-    probabilities: npt.NDArray[np.float64]
-    tokens: Mapping[str, npt.NDArray[np.float64]]
+    probabilities: npt.NDArray[np.float32]
+    tokens_with: Callable[[str], npt.NDArray[np.float64]]
 
     def gain(self, draft: str, beside: str) -> float:
         """Return the tokens an iteration that a draft adds where it is the better of two."""
-        better = self.tokens[draft] - self.tokens[beside]
+        better = self.tokens_with(draft) - self.tokens_with(beside)
         return float(self.probabilities @ better.clip(min=0.0))
 
 
@@ -71,13 +71,15 @@ class Strategy(Protocol):
     `insists`: a first draft that cannot be loaded ends the generation; otherwise it decodes on
     with the next best draft, or plainly. `waits`: where the best draft is not resident, decoding
     stops until it is. `prepares`: how many of the best drafts are loaded ahead; None for as many as
-    there may be (K).
+    there may be (K). `reads_states`: over how many recent positions it reads the target's states,
+    0 for none.
     """
 
     name: str
     insists: bool
     waits: bool
     prepares: int | None
+    reads_states: int
 
     def rank(self, context: Context) -> Ranking:
         """Rank the candidate drafts for a context."""

@@ -3,11 +3,9 @@
 import logging
 from collections.abc import Sequence
 
-import numpy as np
-
 from memspec_core.errors import PredictorError
 from memspec_core.iteration import Iteration
-from memspec_core.prediction.context import Vector, context_vector, last_mean
+from memspec_core.prediction.context import Vector, context_vector
 from memspec_core.prediction.head import PredictorPlan
 from memspec_core.prediction.predictor import Predictor
 from memspec_core.strategies.base import Context, Outlook, Ranking
@@ -33,6 +31,7 @@ class MemSpec:
         self._names = tuple(draft_names)
         self._plan = plan
         self._predictor = predictor
+        self.reads_states = 0 if plan is None else plan.positions
 
     def rank(self, context: Context) -> Ranking:
         """Rank the candidate drafts for a context; those that were not trained for come last."""
@@ -47,11 +46,9 @@ class MemSpec:
             _LOG.warning("All drafts count alike at this scheduling point: %s", error)
             return self._uniform()
         scores = {name: foresight.scores.get(name, 0.0) for name in self._names}
-        if foresight.topics is None or foresight.tokens is None:
+        if foresight.topics is None:
             return Ranking(scores)
-        unknown = np.ones(len(foresight.topics))  # plain decoding's one token
-        tokens = {name: foresight.tokens.get(name, unknown) for name in self._names}
-        return Ranking(scores, Outlook(foresight.topics.astype(np.float64), tokens))
+        return Ranking(scores, Outlook(foresight.topics, self._predictor.tokens_with))
 
     def observe(self, iteration: Iteration) -> None:
         """Let what the target accepted correct the predictor."""
@@ -71,9 +68,6 @@ class PredictionOnly(MemSpec):
 
 def _vector(context: Context, plan: PredictorPlan) -> Vector | None:
     """Return what the predictor reads of a context, None where the target keeps no states."""
-    if context.prompt_state is None or context.recent_states is None:
+    if context.prompt_state is None:
         return None
-    recent = None
-    if context.place:
-        recent = last_mean(context.recent_states, plan.positions)
-    return context_vector(plan.inputs, context.prompt_state.astype(np.float32), recent)
+    return context_vector(plan.inputs, context.prompt_state, context.recent_state)

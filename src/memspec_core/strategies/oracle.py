@@ -34,6 +34,7 @@ class OracleDynamic:
     insists = False
     waits = False
     prepares: int | None = None
+    reads_states = 0
 
     def __init__(
         self, draft_names: Sequence[str], known: KnownAnswer, width: int | None = None

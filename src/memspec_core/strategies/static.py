@@ -14,6 +14,7 @@ class StaticStrategy:
     insists: bool = True
     waits = False
     prepares: int | None = None
+    reads_states = 0
 
     def __init__(self, draft: str) -> None:
         self._ranking = Ranking({} if draft in (PLAIN, LOOKUP) else {draft: 1.0})

@@ -9,7 +9,7 @@ is worth loading where what it is expected to add, until the answer's end, excee
 its catching up cost.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -50,22 +50,27 @@ class Utility:
         return Ranking({name: self._rate(name, score) for name, score in ranking.scores.items()})
 
     def not_worth_loading(
-        self, ranking: Ranking, active: str, remaining_tokens: int, load_seconds: float
+        self,
+        names: Collection[str],
+        ranking: Ranking,
+        active: str,
+        remaining_tokens: int,
+        load_seconds: float,
     ) -> frozenset[str]:
-        """Return the drafts whose loads would not pay before the answer's end.
+        """Return those of some drafts whose loads would not pay before the answer's end.
 
         `active` runs; `load_seconds`: what a load takes.
         """
-        if ranking.outlook is None:
+        if ranking.outlook is None or not names:
             return frozenset()
         seconds = self.costs.iteration_seconds(active, self.length)
         iterations = remaining_tokens / max(1.0, ranking.scores.get(active, 1.0))
         left_out = set()
-        for name, score in ranking.scores.items():
+        for name in names:
             gain = ranking.outlook.gain(name, active) * iterations
             spent = LOAD_SLOWDOWN * load_seconds
             spent += self.costs.catch_up_seconds(name, self.unseen.get(name, 0))
-            if name != active and gain <= spent / seconds * score:
+            if gain <= spent / seconds * ranking.scores[name]:
                 left_out.add(name)
         return frozenset(left_out)
 
