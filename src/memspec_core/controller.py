@@ -87,12 +87,13 @@ class Controller:
 
     def _run(self, course: Course, strategy: Strategy) -> Generator[Iteration, None, None]:
         watch = Stopwatch(self._clock)
-        with watch.timing(PROMPT):
-            course.read_prompt()
+        watch.start()
+        course.read_prompt()
+        watch.lap(PROMPT)
         interval = self._schedule(course, strategy, watch)
         if interval.draft is not None:
-            with watch.timing(PROMPT):
-                course.catch_up(interval.draft)
+            course.catch_up(interval.draft)
+            watch.lap(PROMPT)
         while True:
             for _ in range(interval.iterations):
                 iteration = course.iterate(
@@ -106,26 +107,27 @@ class Controller:
 
     def _schedule(self, course: Course, strategy: Strategy, watch: Stopwatch) -> _Interval:
         """Rank, take the best resident draft, and have better ones made ready."""
+        watch.start()
         settings = self._settings()
-        with watch.timing(PREDICTION):
-            context = _context(course, settings, strategy)
-            ranking = strategy.rank(context)
-            utility = self._utility(ranking, course, settings)
-            choice = utility.net(ranking) if utility else ranking
-            self._cache.count_demand(choice.best)
+        context = _context(course, settings, strategy)
+        ranking = strategy.rank(context)
+        utility = self._utility(ranking, course, settings)
+        choice = utility.net(ranking) if utility else ranking
+        self._cache.count_demand(choice.best)
+        watch.lap(PREDICTION)
         if strategy.waits or (settings.initial_wait and not context.place):
-            with watch.timing(LOAD_WAIT):
-                self._wait_for(ranking, strategy)
-        with watch.timing(PREDICTION):
-            active = self._cache.best_resident(choice)
-            name = None if active is None else active.name
-            costly: frozenset[str] = frozenset()
-            if utility and name:
-                absent = [d for d in ranking.order[: self._most(strategy)] if not self._has(d)]
-                costly = utility.not_worth_loading(
-                    absent, ranking, name, course.remaining_tokens, self._cache.load_seconds
-                )
-            self._cache.update(ranking, name, strategy.prepares, costly)
+            self._wait_for(ranking, strategy)
+            watch.lap(LOAD_WAIT)
+        active = self._cache.best_resident(choice)
+        name = None if active is None else active.name
+        costly: frozenset[str] = frozenset()
+        if utility and name:
+            absent = [d for d in ranking.order[: self._most(strategy)] if not self._has(d)]
+            costly = utility.not_worth_loading(
+                absent, ranking, name, course.remaining_tokens, self._cache.load_seconds
+            )
+        self._cache.update(ranking, name, strategy.prepares, costly)
+        watch.lap(PREDICTION)
         best = name if choice.best in costly else choice.best
         interval = _Interval(active, best or PLAIN, settings)
         if self._on_decision is not None:

@@ -1,8 +1,5 @@
 """What is spent between two iterations, added up by kind for the next one's account."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from memspec_core.clock import Clock
 from memspec_core.iteration import IterationSeconds
 
@@ -12,20 +9,22 @@ PROMPT = "prompt"
 
 
 class Stopwatch:
-    """Kinds are fields of `IterationSeconds`; one may be timed several times."""
+    """Laps from a start; kinds are fields of `IterationSeconds`, and one may have several laps."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._spent: dict[str, float] = {}
+        self._since = 0.0
 
-    @contextmanager
-    def timing(self, kind: str) -> Iterator[None]:
-        """Add what the body takes to a kind."""
-        started = self._clock.now()
-        try:
-            yield
-        finally:
-            self._spent[kind] = self._spent.get(kind, 0.0) + self._clock.now() - started
+    def start(self) -> None:
+        """Begin a lap."""
+        self._since = self._clock.now()
+
+    def lap(self, kind: str) -> None:
+        """Add the time since the last lap or start to a kind, and begin the next lap."""
+        now = self._clock.now()
+        self._spent[kind] = self._spent.get(kind, 0.0) + now - self._since
+        self._since = now
 
     def spent(self, kind: str) -> float:
         """Return what was added up for a kind since the last `take`, in seconds."""
