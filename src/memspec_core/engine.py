@@ -71,6 +71,8 @@ class Engine:
             device=str(self.target.decoder.device),
             threads=self.target.backend.threads,
             context_tokens=self.target.context_tokens,
+            weight_bytes=self.target.decoder.weight_bytes,
+            kv_bytes_per_token=self.target.cache.rows.nbytes / self.target.cache.capacity,
             pass_seconds=self.planner.costs.verify_seconds,
             read_bytes_per_second=self.planner.costs.read_bytes_per_second,
         )
@@ -204,7 +206,9 @@ def _predictor_folder(path: str) -> Path:
 
 
 def _load_predictor(settings: Settings, target: Target) -> tuple[RankingHead | None, str]:
-    """Return the predictor, or why the strategy has to do without it."""
+    """Return the predictor, or why the strategy has to do without it; one draft needs none."""
+    if len(settings.drafts) < 2:
+        return None, ""
     try:
         head = load_head(_predictor_folder(settings.predictor_path), target.checkpoint.sha256())
         if head.plan.encoder != HIDDEN_STATES:

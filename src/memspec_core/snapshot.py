@@ -99,8 +99,9 @@ class GenerationCounters:
 class TargetSnapshot:
     """The target as it is loaded, what computes it, and what that costs.
 
-    `pass_seconds[n - 1]` of a pass of n rows, as measured when it was loaded, like the memory's
-    `read_bytes_per_second`.
+    `weight_bytes` of the layers, the embedding and the head; `kv_bytes_per_token` of keys and
+    values. `pass_seconds[n - 1]` of a pass of n rows, as measured when it was loaded, like the
+    memory's `read_bytes_per_second`.
     """
 
     path: str = ""
@@ -110,6 +111,8 @@ class TargetSnapshot:
     device: str = ""
     threads: int = 0
     context_tokens: int = 0
+    weight_bytes: int = 0
+    kv_bytes_per_token: float = 0.0
     pass_seconds: tuple[float, ...] = ()
     read_bytes_per_second: float = 0.0
 

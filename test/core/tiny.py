@@ -262,6 +262,7 @@ def make_settings(target: Path, drafts: dict[str, Path] | None = None, **more: A
         "target.path": str(target),
         "drafts.names": list(drafts),
         "dtype": "fp32",
+        "strategy": "general_static",
         "context_tokens": 256,
         "max_prompt_tokens": 200,
         "default_max_new_tokens": 16,

@@ -14,7 +14,6 @@ from memspec_core.evaluation.limit import (
     ReadBytes,
     draft_weight_bytes,
     target_bytes,
-    target_kv_bytes,
 )
 from memspec_core.evaluation.peers import (
     ASSISTED,
@@ -332,7 +331,7 @@ class _Bench:
             drafts[name] = draft_weight_bytes(self._runtime.snapshot(), name)
         self._runtime.change({"resident_capacity": self._settings.resident_capacity})
         return ReadBytes(
-            target_bytes(snapshot, self._checkpoint), target_kv_bytes(snapshot), drafts
+            target_bytes(snapshot, self._checkpoint), snapshot.target.kv_bytes_per_token, drafts
         )
 
     def _open_peers(self, target: TargetSnapshot, progress: Progress) -> dict[str, Peer]:

@@ -39,23 +39,16 @@ class ReadBytes:
 
 
 def target_bytes(snapshot: RuntimeSnapshot, checkpoint: Checkpoint) -> int:
-    """Return what a pass over the target reads: its weights on the ledger.
+    """Return what a pass over the target reads: its weights.
 
     An embedding that is no head as well counts by its rows only, which is nothing.
     """
-    total = snapshot.memory.target_bytes
+    total = snapshot.target.weight_bytes
     if checkpoint.config.tied_head:
         return total
     sizes = checkpoint.config
     dtype = DTYPES.get(snapshot.target.dtype) or checkpoint.weights.stored_dtype(EMBEDDING)
     return total - sizes.vocabulary_size * sizes.hidden_size * dtype.itemsize
-
-
-def target_kv_bytes(snapshot: RuntimeSnapshot) -> float:
-    """Return the bytes of the target's keys and values for one token of context."""
-    resident = sum(draft.bytes for draft in snapshot.drafts if draft.state in _RESIDENT)
-    draft_kv = resident - snapshot.memory.draft_bytes
-    return (snapshot.memory.kv_bytes - draft_kv) / max(1, snapshot.target.context_tokens)
 
 
 def draft_weight_bytes(snapshot: RuntimeSnapshot, name: str) -> int:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -77,6 +78,7 @@ class Decoding:
         self._drafts: WeakValueDictionary[int, Draft] = WeakValueDictionary()
         self._read: dict[int, int] = {}
         self._iterations = 0
+        self._ended_at: float | None = None
         self._prompt_state: Vector | None = None
         target.cache.keep_common(prompt_ids[:-1])
 
@@ -144,8 +146,9 @@ class Decoding:
     ) -> Iteration:
         """Run one iteration with `length` proposals, or with what the planner chooses if it is 0.
 
-        Plain decoding without a draft or lookup. `seconds` tells what was spent before; the time
-        of drafting and verifying is added.
+        Plain decoding without a draft or lookup. `seconds` tells what was spent since the last
+        iteration; all other time since then is added as decoding: drafting, verifying, and handing
+        out what the last one gave.
         """
         self._answer.finish_reason = self._interruption()
         if self.ended:
@@ -166,9 +169,11 @@ class Decoding:
             drafted - started,
             verified - drafted,
         )
-        spent = IterationSeconds(
-            verified - started, seconds.prediction, seconds.load_wait, seconds.prompt
-        )
+        since = started if self._ended_at is None else self._ended_at
+        self._ended_at = verified
+        apart = seconds.prediction + seconds.load_wait + seconds.prompt
+        decode = verified - since - (0.0 if since == started else apart)
+        spent = replace(seconds, decode=max(decode, verified - started))
         unable = draft is not None and name == PLAIN and (plan.length > 0 or room <= 0)
         if _name(draft) == wanted or unable:
             wanted = name  # nothing better was missing from memory
