@@ -113,7 +113,7 @@ class Controller:
         ranking = strategy.rank(context)
         utility = self._utility(ranking, course, settings)
         choice = utility.net(ranking) if utility else ranking
-        self._cache.count_demand(choice.best)
+        self._cache.count_demand(ranking.best)
         watch.lap(PREDICTION)
         if strategy.waits or (settings.initial_wait and not context.place):
             self._wait_for(ranking, strategy)
@@ -128,11 +128,20 @@ class Controller:
             )
         self._cache.update(ranking, name, strategy.prepares, costly)
         watch.lap(PREDICTION)
-        best = name if choice.best in costly else choice.best
-        interval = _Interval(active, best or PLAIN, settings)
+        interval = _Interval(active, self._wanted(ranking, choice, name, costly) or PLAIN, settings)
         if self._on_decision is not None:
             self._on_decision(self._decision(context, strategy, ranking, interval, watch))
         return interval
+
+    def _wanted(
+        self, ranking: Ranking, choice: Ranking, active: str | None, costly: frozenset[str]
+    ) -> str | None:
+        """Return the best draft if it would run were it resident, else the one that runs."""
+        best = ranking.best
+        if best is None or best in costly or best in self._cache.residents:
+            return active
+        better = active is None or choice.scores[best] > choice.scores.get(active, 0.0)
+        return best if better else active
 
     def _wait_for(self, ranking: Ranking, strategy: Strategy) -> None:
         """Load the best draft and wait for it; the next best where it cannot be loaded."""

@@ -152,7 +152,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     ),
     Parameter(
         "scheduling_interval",
-        4,
+        8,
         "N: iterations from one scheduling point to the next.",
         minimum=1,
         maximum=10_000,

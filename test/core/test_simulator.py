@@ -58,7 +58,7 @@ def traced(prompts: int = 2, seed: int = 0) -> Trace:
 
 
 def plan_for(profile: Profile = SECONDS, **changes: object) -> SimulationPlan:
-    parameters = {"draft_length": 3, **changes}
+    parameters = {"draft_length": 3, "scheduling_interval": 4, **changes}
     return SimulationPlan(profile, parameters=parameters, recall=Recall())
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memspec_core.strategies import Outlook, Ranking
-from memspec_core.strategies.utility import HORIZON, LOAD_SLOWDOWN, Utility
+from memspec_core.strategies.utility import HORIZON, Utility
 
 
 class Costs:
@@ -17,6 +17,9 @@ class Costs:
 
     def catch_up_seconds(self, draft: str, tokens: int) -> float:
         return 0.1 * tokens
+
+    def lost_seconds(self, load_seconds: float) -> float:
+        return 0.5 * load_seconds
 
 
 def utility(**unseen: int) -> Utility:
@@ -47,7 +50,7 @@ def test_a_load_must_pay_before_the_answers_end() -> None:
     assert "a" not in weighed.not_worth_loading(["a"], outlook(), "run", 100, 0.0)
     assert "a" in weighed.not_worth_loading(["a"], outlook(), "run", 4, 0.0)
     # A load slows decoding.
-    enough = 60.0 / LOAD_SLOWDOWN
+    enough = 60.0 / 0.5
     assert "a" in weighed.not_worth_loading(["a"], outlook(), "run", 100, enough)
 
 

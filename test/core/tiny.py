@@ -263,6 +263,7 @@ def make_settings(target: Path, drafts: dict[str, Path] | None = None, **more: A
         "drafts.names": list(drafts),
         "dtype": "fp32",
         "strategy": "general_static",
+        "scheduling_interval": 4,
         "context_tokens": 256,
         "max_prompt_tokens": 200,
         "default_max_new_tokens": 16,

@@ -25,17 +25,17 @@ from memspec_core.snapshot import DraftState
 from memspec_core.strategies import GeneralStatic, StaticStrategy, Strategy
 from memspec_core.strategies.known_answer import KnownAnswer
 from memspec_core.strategies.oracle import OracleDynamic, OracleStatic
-from memspec_core.strategies.utility import LOAD_SLOWDOWN
 from memspec_core.training.prompts import PromptSet
 
 PAPER_FORM: Mapping[str, object] = {
+    "scheduling_interval": 4,
     "draft_length": 3,
     "lookup": False,
     "observation": False,
     "cost_aware": False,
 }
-"""The runtime without what this project adds to the paper: one length, no lookup, nothing weighed
-by what is seen or by costs."""
+"""The runtime as in the paper: N = 4, one draft length, no lookup, nothing weighed by what is seen
+or by costs."""
 
 BASELINE = GeneralStatic.name
 ORACLES = (OracleStatic.name, OracleDynamic.name)
@@ -219,7 +219,7 @@ class _Comparison:
             load_seconds=[loading] * len(names),
             catch_up_seconds=[costs.catch_up_seconds(name, 1) for name in names],
             prompt_tokens=len(ids),
-            load_slowdown=1.0 + LOAD_SLOWDOWN,
+            load_slowdown=1.0 + costs.lost_seconds(1.0),
         )
 
     def _forget(self) -> None:

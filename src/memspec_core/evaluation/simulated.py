@@ -239,6 +239,10 @@ class SimulatedCosts:
         """Return what reading tokens of the context takes."""
         return self._profile.catch_up_seconds * tokens
 
+    def lost_seconds(self, load_seconds: float) -> float:
+        """Return how much of its time decoding loses beside a load."""
+        return (self._profile.load_slowdown - 1.0) * load_seconds
+
 
 class TimedStrategy:
     """A strategy whose rankings take a predictor's time."""

@@ -35,12 +35,14 @@ UNKNOWN_STEP_SHARE = 0.1
 class Costs:
     """Seconds: `verify_seconds[n - 1]` of a pass of n rows, `draft_seconds` of a draft's step.
 
-    `read_bytes_per_second`: how fast memory is read, 0 where that was not measured.
+    `read_bytes_per_second`: how fast memory is read, 0 where that was not measured; `device`: "cpu"
+    or "cuda".
     """
 
     verify_seconds: tuple[float, ...]
     draft_seconds: Mapping[str, float] = field(default_factory=dict)
     read_bytes_per_second: float = 0.0
+    device: str = "cpu"
 
     @property
     def most_rows(self) -> int:
@@ -84,7 +86,7 @@ def calibrate(target: Target, drafts: Mapping[str, Draft], clock: Clock) -> Cost
     bandwidth = read_bandwidth(
         target.backend.threads, device, size_bytes=READ_BYTES, repeats=REPEATS
     )
-    return Costs(_rising(verify), steps, bandwidth)
+    return Costs(_rising(verify), steps, bandwidth, device)
 
 
 def _median_seconds(

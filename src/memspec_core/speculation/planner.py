@@ -44,6 +44,10 @@ TRIAL_LEAST = 0.05
 MOST_LIKELY = 8
 """Proposals at the most of a draft that stops by itself."""
 
+LOST_BESIDE_A_LOAD = {"cpu": 0.7, "cuda": 0.15}
+"""Share of a load's time that decoding loses: on CPUs they need the same cores (measured by
+`benchmarks/load_interference.py` on two), on a GPU the same memory alone (assumed)."""
+
 PRIOR = 0.5
 PRIOR_WEIGHT = 8.0
 """The acceptance that is assumed before any is seen, and the iterations that it counts for."""
@@ -186,6 +190,10 @@ class Planner:
     def catch_up_seconds(self, draft: str, tokens: int) -> float:
         """Return what a draft takes to read tokens of the context."""
         return READING_SHARE * tokens * self._source(draft).step_seconds
+
+    def lost_seconds(self, load_seconds: float) -> float:
+        """Return how much of its time decoding loses beside a load."""
+        return LOST_BESIDE_A_LOAD[self.costs.device] * load_seconds
 
     def choose(self, candidates: Iterable[Candidate]) -> Plan:
         """Return the plan of the next iteration."""

@@ -18,8 +18,9 @@ from memspec_core.strategies.base import Ranking
 HORIZON = 16
 """Iterations that pay for catching up: a topic lasts longer than one interval."""
 
-LOAD_SLOWDOWN = 0.15
-"""How much a load slows decoding at most; see `residency.loader`."""
+
+EXPECTED_SHARE = 0.5
+"""Of the tokens that the length limit still allows, those to expect: an answer may end earlier."""
 
 
 class DraftCosts(Protocol):
@@ -31,6 +32,10 @@ class DraftCosts(Protocol):
 
     def catch_up_seconds(self, draft: str, tokens: int) -> float:
         """Return what reading tokens of the context takes."""
+        ...
+
+    def lost_seconds(self, load_seconds: float) -> float:
+        """Return how much of its time decoding loses beside a load."""
         ...
 
 
@@ -64,11 +69,11 @@ class Utility:
         if ranking.outlook is None or not names:
             return frozenset()
         seconds = self.costs.iteration_seconds(active, self.length)
-        iterations = remaining_tokens / max(1.0, ranking.scores.get(active, 1.0))
+        iterations = EXPECTED_SHARE * remaining_tokens / max(1.0, ranking.scores.get(active, 1.0))
         left_out = set()
         for name in names:
             gain = ranking.outlook.gain(name, active) * iterations
-            spent = LOAD_SLOWDOWN * load_seconds
+            spent = self.costs.lost_seconds(load_seconds)
             spent += self.costs.catch_up_seconds(name, self.unseen.get(name, 0))
             if gain <= spent / seconds * ranking.scores[name]:
                 left_out.add(name)
