@@ -122,7 +122,8 @@ class Controller:
         name = None if active is None else active.name
         costly: frozenset[str] = frozenset()
         if utility and name:
-            absent = [d for d in ranking.order[: self._most(strategy)] if not self._has(d)]
+            here = {*self._cache.residents, *self._cache.loading}
+            absent = [draft for draft in ranking.scores if draft not in here]
             costly = utility.not_worth_loading(
                 absent, ranking, name, course.remaining_tokens, self._cache.load_seconds
             )
@@ -169,12 +170,6 @@ class Controller:
             for name in ranking.scores
         }
         return Utility(self._costs, settings.draft_length or USUAL_LENGTH, unseen)
-
-    def _most(self, strategy: Strategy) -> int:
-        return min(strategy.prepares or self._cache.capacity, self._cache.capacity)
-
-    def _has(self, name: str) -> bool:
-        return name in self._cache.residents or name in self._cache.loading
 
     def _context_hash(self, context: Context) -> str:
         digest = self._prompt_digest or digest_of_prompt(context.prompt_ids)
