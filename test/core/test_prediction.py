@@ -253,6 +253,23 @@ def test_the_estimate_is_the_formula() -> None:
     assert observed.estimate("a", 0.5) == (8 * 0.5 + 2) / (8 + 3.5)
 
 
+def test_hard_text_is_hard_for_all() -> None:
+    """The draft that runs gets less right than expected: others are expected to as well."""
+    observed = ObservedAcceptance(("a", "b"), length=3, prior_strength=8)
+    priors = {"a": 0.6, "b": 0.5}
+    observed.scores(priors)
+    for _ in range(10):
+        observed.saw("a", 2, 0)
+    assert observed.ease == pytest.approx(8 / (8 + 0.6 * 10))
+    assert observed.estimate("b", 0.5) == pytest.approx(0.5 * observed.ease)
+    easy = ObservedAcceptance(("a", "b"), length=3, prior_strength=8)
+    easy.scores(priors)
+    for _ in range(50):
+        easy.saw("a", 3, 3)
+    assert easy.ease > 1.2
+    assert easy.estimate("b", 0.9) <= 1.0
+
+
 def test_other_names_are_ignored_and_no_strength_is_no_division_by_zero() -> None:
     observed = ObservedAcceptance(("a",), length=3, prior_strength=0)
     observed.saw("lookup", 3, 3)
