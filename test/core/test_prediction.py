@@ -319,4 +319,4 @@ def test_a_predictor_with_observation_turns_away_from_what_fails() -> None:
         predictor.observe("code", 3, 0)
     later = predictor.scores(vector)
     assert later["code"] < later["math"]
-    assert later["math"] == first["math"]
+    assert later["math"] < first["math"]  # the text seems to be hard

@@ -6,12 +6,15 @@ For each draft d, with proposals taken one by one until the first wrong one:
     estimate_d = (s · ease · prior_d + h_d) / (s + n_d)
     score_d    = (1 - estimate_d^(length + 1)) / (1 - estimate_d)
 
-Text that is harder for the draft that runs than was expected of it is harder for the others too:
-`ease`, which begins at 1, keeps them from looking better only because they were not seen. prior_d is the acceptance that the predictor makes one expect here, s how many proposals that is
+prior_d is the acceptance that the predictor makes one expect here, s how many proposals that is
 worth; n_d counts the proposals of d that were judged, h_d those that were right; at each scheduling
 point both shrink to `discount` of what they were, since the topic moves on. The score is the
 tokens that an iteration of `length` proposals is expected to give (Leviathan et al., 2023), the
-target's own token included. A draft that was not seen keeps its prior.
+target's own token included.
+
+A draft that was not seen keeps its prior, but for the ease of the text: what is harder for the
+drafts that ran than was expected of them is harder for the others too. Otherwise these would look
+better only because they were not seen.
 """
 
 from collections.abc import Iterable, Mapping
