@@ -281,7 +281,7 @@ class Planner:
 
         Something may have run beside the calibration, too: each number of rows is put right alone.
         """
-        if 0 < proposed + 1 <= self.costs.most_rows:
+        if verify_seconds > 0.0 and proposed < self.costs.most_rows:
             ratio = verify_seconds / self.costs.verify_seconds[proposed]
             shape = self._shape[proposed]
             slowdown = min(max(ratio / shape, 0.2), 5.0)
