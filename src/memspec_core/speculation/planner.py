@@ -6,8 +6,8 @@ token in v(1). The planner takes what yields most a second, by the acceptance se
 source that does not pay is left alone and tried again now and then.
 
 A draft that knows how likely its proposals are stops by itself: one more, right with probability p
-together with those before it, brings p tokens for c + v(2) - v(1) seconds, and so pays while p is
-above that times the rate. What such a draft yields is seen, not reckoned.
+together with those before it, brings p tokens for c and what a row more takes, and so pays while p
+is above that times the rate. What such a draft yields is seen, not reckoned.
 """
 
 from collections.abc import Iterable, Sequence
@@ -253,8 +253,7 @@ class Planner:
             seen = source.yielded
             seconds = self._mean_pass_seconds(seen.rows) + seen.steps * source.step_seconds
             rate = seen.tokens / seconds
-            one_more = source.step_seconds + self._pass_seconds(2) - self._pass_seconds(1)
-            least = min(1.0, one_more * max(rate, plain))
+            least = min(1.0, (source.step_seconds + self._row_seconds()) * max(rate, plain))
             return rate, Plan(candidate.name, min(most, MOST_LIKELY), least)
         rates = ((self._rate(source, length), length) for length in range(1, most + 1))
         rate, length = max(rates, default=(0.0, 0))
@@ -266,6 +265,11 @@ class Planner:
 
     def _pass_seconds(self, rows: int) -> float:
         return self.costs.verify_seconds[rows - 1] * self._shape[rows - 1] * self._slowdown
+
+    def _row_seconds(self) -> float:
+        """Return what one more row takes; over several, since two passes differ by noise as well."""
+        rows = min(MOST_LIKELY + 1, self.costs.most_rows)
+        return (self._pass_seconds(rows) - self._pass_seconds(1)) / max(1, rows - 1)
 
     def _mean_pass_seconds(self, rows: float) -> float:
         """Return what passes take on average that have so many rows on average."""
