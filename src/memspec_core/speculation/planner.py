@@ -267,7 +267,7 @@ class Planner:
         return self.costs.verify_seconds[rows - 1] * self._shape[rows - 1] * self._slowdown
 
     def _row_seconds(self) -> float:
-        """Return what one more row takes; over several, since two passes differ by noise as well."""
+        """Return what one more row takes: over several, since noise is in two passes as well."""
         rows = min(MOST_LIKELY + 1, self.costs.most_rows)
         return (self._pass_seconds(rows) - self._pass_seconds(1)) / max(1, rows - 1)
 
