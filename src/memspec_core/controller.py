@@ -111,7 +111,7 @@ class Controller:
         settings = self._settings()
         context = _context(course, settings, strategy)
         ranking = strategy.rank(context)
-        utility = self._utility(ranking, course, settings)
+        utility = self._utility(ranking, context, course, settings)
         choice = utility.net(ranking) if utility else ranking
         self._cache.count_demand(ranking.best)
         watch.lap(PREDICTION)
@@ -159,21 +159,19 @@ class Controller:
             else:
                 return
 
-    def _utility(self, ranking: Ranking, course: Course, settings: Settings) -> Utility | None:
+    def _utility(
+        self, ranking: Ranking, context: Context, course: Course, settings: Settings
+    ) -> Utility | None:
         """Return what weighs the ranking by costs, where it may be weighed."""
         if ranking.outlook is None or not settings.cost_aware:
             return None
         residents = self._cache.residents
-        everything = len(course.prompt_ids) + course.generated_tokens
+        everything = len(context.prompt_ids) + context.place
         unseen = {
             name: course.unseen_tokens(residents[name]) if name in residents else everything
             for name in ranking.scores
         }
         return Utility(self._costs, settings.draft_length or USUAL_LENGTH, unseen)
-
-    def _context_hash(self, context: Context) -> str:
-        digest = self._prompt_digest or digest_of_prompt(context.prompt_ids)
-        return hash_of_context(digest, context.recent_ids)
 
     def _decision(
         self,
@@ -185,7 +183,7 @@ class Controller:
     ) -> Decision:
         return Decision(
             at_seconds=self._clock.now(),
-            context_hash=self._context_hash(context),
+            context_hash=hash_of_context(self._prompt_digest, context.recent_ids),
             place=context.place,
             strategy=strategy.name,
             scores=dict(ranking.scores),

@@ -12,6 +12,11 @@ def numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))
 
 
+def names(text: str) -> tuple[str, ...]:
+    """Parse names separated by commas, with or without spaces."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
 def positive(text: str) -> int:
     """Parse a whole number above zero."""
     value = int(text)

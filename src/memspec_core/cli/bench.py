@@ -5,7 +5,7 @@ import json
 import sys
 from pathlib import Path
 
-from memspec_core.cli.arguments import Subparsers, numbers, positive
+from memspec_core.cli.arguments import Subparsers, names, numbers, positive
 from memspec_core.settings import DTYPES, STRATEGY_NAMES, read_parameters
 
 
@@ -29,17 +29,17 @@ def add_parser(commands: Subparsers) -> None:
     parser.add_argument("--max-new-tokens", type=positive, default=128, metavar="N")
     parser.add_argument("--repeats", type=positive, default=3, metavar="R")
     parser.add_argument(
-        "--drafts", type=_names, default=(), help="names, or none; default: all configured"
+        "--drafts", type=names, default=(), help="names, or none; default: all configured"
     )
     parser.add_argument(
-        "--strategies", type=_names, default=(), help=f"of {', '.join(STRATEGY_NAMES)}"
+        "--strategies", type=names, default=(), help=f"of {', '.join(STRATEGY_NAMES)}"
     )
-    parser.add_argument("--dtypes", type=_names, default=(), help=f"of {', '.join(DTYPES)}")
+    parser.add_argument("--dtypes", type=names, default=(), help=f"of {', '.join(DTYPES)}")
     parser.add_argument(
         "--draft-lengths", type=numbers, default=(), help="default: the configured one"
     )
     parser.add_argument(
-        "--peers", type=_names, default=(), help="of transformers, assisted, llama_cpp"
+        "--peers", type=names, default=(), help="of transformers, assisted, llama_cpp"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
@@ -70,7 +70,3 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _show_progress(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())

@@ -5,7 +5,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from memspec_core.cli.arguments import Subparsers, positive
+from memspec_core.cli.arguments import Subparsers, names, positive
 from memspec_core.cli.progress import Progress
 from memspec_core.settings import STRATEGY_NAMES, read_parameters
 
@@ -26,7 +26,7 @@ def add_parser(commands: Subparsers) -> None:
     )
     parser.add_argument(
         "--strategies",
-        type=_names,
+        type=names,
         default=STRATEGY_NAMES,
         help=f"of {', '.join(STRATEGY_NAMES)}; oracle_static and oracle_dynamic, which need a "
         "trace; static:NAME for one draft alone",
@@ -80,7 +80,3 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print(table(figures))
     return 0
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())

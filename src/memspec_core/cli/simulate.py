@@ -6,7 +6,7 @@ import os
 from itertools import product
 from pathlib import Path
 
-from memspec_core.cli.arguments import Subparsers, numbers, positive
+from memspec_core.cli.arguments import Subparsers, names, numbers, positive
 from memspec_core.cli.progress import Progress
 from memspec_core.settings import read_parameters
 
@@ -36,7 +36,7 @@ def add_parser(commands: Subparsers) -> None:
     )
     parser.add_argument(
         "--strategies",
-        type=_names,
+        type=names,
         help="of the node's, oracle_static and oracle_dynamic; static:NAME for one draft alone; "
         "all by default",
     )
@@ -119,10 +119,6 @@ def run(arguments: argparse.Namespace) -> int:
         print(", ".join(f"{name} {value}" for name, value in one.items()), end="\n\n")
         print(table(figures))
     return 0
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def _recall(text: str) -> tuple[float, float]:

@@ -6,8 +6,9 @@ that every strategy may wait for; it is left out of the rates, as prompt process
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from memspec_core.errors import MeasurementError, SettingsError, TraceError
@@ -126,6 +127,16 @@ def compare(plan: ComparisonPlan, progress: Progress) -> list[StrategyRun]:
         runtime.close()
 
 
+def compared_strategy(
+    name: str, draft_names: Sequence[str], known: Callable[[], KnownAnswer]
+) -> Strategy | None:
+    """Return an oracle over a known answer, or one draft alone; None for what settings may name."""
+    oracles = {kind.name: kind for kind in (OracleStatic, OracleDynamic)}
+    if name in oracles:
+        return oracles[name](draft_names, known())
+    return StaticStrategy(name.removeprefix(PINNED)) if name.startswith(PINNED) else None
+
+
 class _Comparison:
     def __init__(
         self, plan: ComparisonPlan, settings: Settings, runtime: Runtime, trace: Trace | None
@@ -189,13 +200,9 @@ class _Comparison:
         )
 
     def _strategy(self, name: str, request: GenerationRequest) -> Strategy:
-        names = self._settings.draft_names
-        if name == OracleStatic.name:
-            return OracleStatic(names, self._known(request))
-        if name == OracleDynamic.name:
-            return OracleDynamic(names, self._known(request))
-        draft = name.removeprefix(PINNED)
-        return StaticStrategy(draft) if draft != name else self._runtime.strategy(name)
+        known = partial(self._known, request)
+        compared = compared_strategy(name, self._settings.draft_names, known)
+        return compared or self._runtime.strategy(name)
 
     def _known(self, request: GenerationRequest) -> KnownAnswer:
         """Return what an oracle knows of an answer; raises `TraceError` if the trace has it not."""

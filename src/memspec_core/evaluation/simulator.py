@@ -7,13 +7,20 @@ paper. Proposals are chains of a fixed length, and the lookup is left out.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 
 from memspec_core.controller import Controller
 from memspec_core.errors import SettingsError, TraceError
 from memspec_core.evaluation.acceptance import all_gains
-from memspec_core.evaluation.comparison import BASELINE, ORACLES, PINNED, StrategyRun
+from memspec_core.evaluation.comparison import (
+    BASELINE,
+    ORACLES,
+    PINNED,
+    StrategyRun,
+    compared_strategy,
+)
 from memspec_core.evaluation.foretold import Foretold, Recall
 from memspec_core.evaluation.profiles import Profile
 from memspec_core.evaluation.simulated import (
@@ -32,10 +39,9 @@ from memspec_core.request import LOOKUP, GenerationRequest
 from memspec_core.residency.cache import DraftBytes, DraftCache
 from memspec_core.residency.ledger import Ledger
 from memspec_core.settings import STRATEGY_NAMES, Settings
-from memspec_core.strategies import StaticStrategy, Strategy, create_strategy
+from memspec_core.strategies import Strategy, create_strategy
 from memspec_core.strategies.known_answer import KnownAnswer
 from memspec_core.strategies.memspec import MemSpec, PredictionOnly
-from memspec_core.strategies.oracle import OracleDynamic, OracleStatic
 
 SIMULATED_STRATEGIES = (*STRATEGY_NAMES, *ORACLES)
 
@@ -188,23 +194,18 @@ class Simulator:
         )
 
     def _strategy(self, name: str, replay: Replay, number: int, clock: SimulatedClock) -> Strategy:
-        names = tuple(self._columns)
-        if name == OracleStatic.name:
-            return OracleStatic(names, self._known(replay))
-        if name == OracleDynamic.name:
-            return OracleDynamic(names, self._known(replay))
-        if name.startswith(PINNED):
-            return StaticStrategy(name.removeprefix(PINNED))
+        compared = compared_strategy(name, tuple(self._columns), partial(self._known, replay))
+        if compared is not None:
+            return compared
         if name not in (MemSpec.name, PredictionOnly.name):
-            return create_strategy(Settings(**{**vars(self._settings), "strategy": name}))
+            return create_strategy(replace(self._settings, strategy=name))
         return TimedStrategy(
             self._predicting(name, replay, number), self._plan.profile.prediction_seconds, clock
         )
 
     def _predicting(self, name: str, replay: Replay, number: int) -> Strategy:
         if self._plan.recall is None:
-            settings = Settings(**{**vars(self._settings), "strategy": name})
-            return create_strategy(settings, self._plan.head)
+            return create_strategy(replace(self._settings, strategy=name), self._plan.head)
         prepares = {kind.name: kind.prepares for kind in (MemSpec, PredictionOnly)}[name]
         return Foretold(
             name, prepares, tuple(self._columns), replay.gains, self._plan.recall, number
