@@ -56,12 +56,12 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
 def grouped(weight: Int4Weight, size: int) -> Int4Weight:
     """Give groups of `size` one scale."""
     step = size // weight.group_size
-    return Int4Weight(weight.codes, weight.scale[:, ::step], weight.minimum[:, ::step])
+    return Int4Weight(weight.pairs, weight.scale[:, ::step], weight.minimum[:, ::step])
 
 
 def scattered(weight: Int4Weight) -> Int4Weight:
-    order = torch.randperm(weight.codes.shape[1], generator=torch.Generator().manual_seed(5))
-    return Int4Weight(weight.codes, weight.scale, weight.minimum, order)
+    order = torch.randperm(weight.shape[1], generator=torch.Generator().manual_seed(5))
+    return Int4Weight(weight.pairs, weight.scale, weight.minimum, order)
 
 
 def blocks_of_8_bits(weight: torch.Tensor) -> Int8Weight:
@@ -305,7 +305,7 @@ def test_rows_rounded_to_four_bits_are_those_of_torch(library: ModuleType, kind:
     values[:, 64:96] += 100.0  # and one far from zero
     table = NativeLinear(library, WEIGHTS[kind](values), None, SharedThreads(1))
     indices = torch.arange(95, 0, -2)[:32]
-    expected = pack(round_to_int4(table.rows(indices)))
+    expected = pack(round_to_int4(table.rows(indices)), library)
     found = table.rounded_rows(indices)
     assert torch.equal(found.values, expected.values)
     assert (found.outputs, found.inputs) == (32, 256)

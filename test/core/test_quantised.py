@@ -13,8 +13,14 @@ from safetensors.torch import save_file
 
 from memspec_core.models.gguf_file import GgufFile
 from memspec_core.models.linear import DenseLinear, Int4Linear
-from memspec_core.models.quantised import GROUP_SIZE, Int4Weight, round_to_int4
-from memspec_core.models.safetensors_files import SafetensorsFiles, pack_codes
+from memspec_core.models.quantised import (
+    GROUP_SIZE,
+    Int4Weight,
+    pack_codes,
+    round_to_int4,
+    unpack_codes,
+)
+from memspec_core.models.safetensors_files import SafetensorsFiles
 
 NAME, GGUF_NAME = "layers.0.mlp.up_proj.weight", "blk.0.ffn_up.weight"
 
@@ -96,13 +102,20 @@ def test_a_constant_weight_is_kept() -> None:
     )
 
 
+def test_codes_lie_two_to_a_byte_the_even_column_low() -> None:
+    codes = torch.randint(0, 16, (4, 32), dtype=torch.uint8)
+    pairs = pack_codes(codes)
+    assert torch.equal(pairs & 15, codes[:, 0::2])
+    assert torch.equal(pairs >> 4, codes[:, 1::2])
+    assert torch.equal(unpack_codes(pairs), codes)
+
+
 def test_packed_codes_come_back_from_a_file(tmp_path: Path) -> None:
     weight = round_to_int4(random(16, 64))
-    packed = pack_codes(weight.codes)
-    assert packed.shape == (16, 32)
+    assert weight.pairs.shape == (16, 32)
     save_file(
         {
-            f"{NAME}.codes": packed.contiguous(),
+            f"{NAME}.codes": weight.pairs,
             f"{NAME}.scale": weight.scale.bfloat16(),
             f"{NAME}.minimum": weight.minimum.bfloat16(),
         },

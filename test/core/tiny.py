@@ -34,7 +34,6 @@ from memspec_core.models.draft import (
 )
 from memspec_core.models.kv_cache import KeyValueCache
 from memspec_core.models.quantised import round_to_int4
-from memspec_core.models.safetensors_files import pack_codes
 from memspec_core.models.sources import FINAL_NORM, layer_shapes
 from memspec_core.models.target import Target, plan_target
 from memspec_core.request import FinishReason, GenerationRequest, SamplingSettings
@@ -149,7 +148,7 @@ def write_feature_draft(
             tensors[name] = weight
             continue
         rounded = round_to_int4(weight)
-        tensors[f"{name}.codes"] = pack_codes(rounded.codes).contiguous()
+        tensors[f"{name}.codes"] = rounded.pairs
         tensors[f"{name}.scale"] = rounded.scale.bfloat16()
         tensors[f"{name}.minimum"] = rounded.minimum.bfloat16()
     folder.mkdir(parents=True, exist_ok=True)

@@ -81,7 +81,7 @@ class TorchBackend:
 
     def takes(self, weight: Int4Weight | Int8Weight) -> bool:
         """Whether there is a kernel for a weight in groups: on CPUs there are two."""
-        if weight.codes.device.type != "cpu":
+        if weight.scale.device.type != "cpu":
             return False
         kind = Int4Linear if isinstance(weight, Int4Weight) else Int8Linear
         return kind.takes(weight)  # type: ignore[arg-type]

@@ -216,4 +216,5 @@ def _blocks(data: npt.NDArray[np.uint8], header_bytes: int) -> Int4Weight:
     codes = np.concatenate((packed & 15, packed >> 4), axis=-1).reshape(rows, -1)
     scale = header[..., 0]
     minimum = header[..., 1] if header_bytes == 4 else -8.0 * scale
-    return Int4Weight(*(torch.from_numpy(np.ascontiguousarray(a)) for a in (codes, scale, minimum)))
+    pairs = codes[:, 0::2] | codes[:, 1::2] << 4
+    return Int4Weight(*(torch.from_numpy(np.ascontiguousarray(a)) for a in (pairs, scale, minimum)))

@@ -11,8 +11,8 @@ import torch
 
 from memspec_core.errors import CheckpointError
 from memspec_core.models.linear import Int4Linear
-from memspec_core.models.quantised import Int4Weight
-from memspec_core.models.safetensors_files import SafetensorsFiles, unpack_codes
+from memspec_core.models.quantised import Int4Weight, pack_codes, unpack_codes
+from memspec_core.models.safetensors_files import SafetensorsFiles
 
 QUANTIZE_CONFIG = "quantize_config.json"
 WEIGHTS_PATTERN = "gptq_model-*.safetensors"
@@ -160,7 +160,7 @@ class GptqFiles:
         zero = (self._codes(stem + _ZEROS, self._layout.zero_offset).float()[group]).T
         codes = self._codes(stem + _PACKED, transposed=True)
         return Int4Weight(
-            codes if order is None else codes[:, order],
+            pack_codes(codes if order is None else codes[:, order]),
             scale.contiguous(),
             (-zero * scale).contiguous(),
             order,

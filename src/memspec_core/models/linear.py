@@ -79,7 +79,7 @@ class Int4Linear:
     @staticmethod
     def takes(weight: Int4Weight) -> bool:
         """Whether the kernel has this group size and shape."""
-        out_features, in_features = weight.codes.shape
+        out_features, in_features = weight.shape
         return weight.group_size in Int4Linear.GROUP_SIZES and (
             out_features % 16 == 0 and in_features % weight.group_size == 0
         )
@@ -114,7 +114,7 @@ class Int8Linear:
     @staticmethod
     def takes(weight: Int8Weight) -> bool:
         """Whether the kernel has this group size and shape."""
-        out_features, in_features = weight.codes.shape
+        out_features, in_features = weight.shape
         return weight.group_size == in_features and out_features % 16 == 0 == in_features % 16
 
     @property

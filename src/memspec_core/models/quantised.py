@@ -18,25 +18,35 @@ _ROWS_AT_ONCE = 512
 class Int4Weight:
     """A weight in 4-bit groups along its rows: w = code · scale + minimum.
 
-    `codes` [out, in] are 0 .. 15 in uint8; `scale` and `minimum` [out, in / group] in fp32.
-    GGUF Q4_0 and Q4_1 blocks are of this form with groups of 32, GPTQ weights with their own
-    groups. `input_order` [in] (int64): column j of `codes` belongs to input `input_order[j]`;
-    None where the columns lie in the order of the inputs.
+    `pairs` [out, in / 2] (uint8) hold two codes each, the even column in the low half; `scale` and
+    `minimum` [out, in / group] in fp32. GGUF Q4_0 and Q4_1 blocks are of this form with groups of
+    32, GPTQ weights with their own groups. `input_order` [in] (int64): column j belongs to input
+    `input_order[j]`; None where the columns lie in the order of the inputs.
     """
 
-    codes: torch.Tensor
+    pairs: torch.Tensor
     scale: torch.Tensor
     minimum: torch.Tensor
     input_order: torch.Tensor | None = None
 
     @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs and inputs."""
+        return self.pairs.shape[0], 2 * self.pairs.shape[1]
+
+    @property
     def group_size(self) -> int:
         """Weights that share one scale."""
-        return self.codes.shape[1] // self.scale.shape[1]
+        return self.shape[1] // self.scale.shape[1]
+
+    @property
+    def codes(self) -> torch.Tensor:
+        """The codes [out, in], 0 .. 15 in uint8."""
+        return unpack_codes(self.pairs)
 
     def dequantised(self) -> torch.Tensor:
         """Return the weight [out, in] in fp32, its columns in the order of the inputs."""
-        rows, columns = self.codes.shape
+        rows, columns = self.shape
         grouped = self.codes.view(rows, -1, self.group_size).float()
         weight = (grouped * self.scale[..., None] + self.minimum[..., None]).view(rows, columns)
         if self.input_order is None:
@@ -46,12 +56,12 @@ class Int4Weight:
     def rows(self, order: torch.Tensor) -> "Int4Weight":
         """Return the weight with its rows in another order."""
         return Int4Weight(
-            self.codes[order], self.scale[order], self.minimum[order], self.input_order
+            self.pairs[order], self.scale[order], self.minimum[order], self.input_order
         )
 
     def stacks_with(self, other: "Int4Weight") -> bool:
         """Whether the two have the same groups over the same order of inputs."""
-        if self.codes.shape[1] != other.codes.shape[1] or self.group_size != other.group_size:
+        if self.shape[1] != other.shape[1] or self.group_size != other.group_size:
             return False
         if self.input_order is None or other.input_order is None:
             return self.input_order is other.input_order
@@ -60,12 +70,30 @@ class Int4Weight:
     @staticmethod
     def stacked(weights: list["Int4Weight"]) -> "Int4Weight":
         """Stack weights along their output rows; each must stack with the first."""
+        if len(weights) == 1:
+            return weights[0]
         return Int4Weight(
-            torch.cat([weight.codes for weight in weights]),
+            torch.cat([weight.pairs for weight in weights]),
             torch.cat([weight.scale for weight in weights]),
             torch.cat([weight.minimum for weight in weights]),
             weights[0].input_order,
         )
+
+
+def pack_codes(codes: torch.Tensor) -> torch.Tensor:
+    """Pack codes [out, in] of 0 .. 15 two to a byte, the even column in the low half.
+
+    Two codes are taken as one word of two bytes, the low one first, which is several times faster
+    than byte by byte.
+    """
+    both = codes.contiguous().view(torch.int16)
+    return (both | (both >> 4)).to(torch.uint8)
+
+
+def unpack_codes(pairs: torch.Tensor) -> torch.Tensor:
+    """Undo `pack_codes`: [out, in / 2] to [out, in], both uint8."""
+    both = pairs.to(torch.int16)
+    return ((both & 0x0F) | ((both & 0xF0) << 4)).view(torch.uint8)
 
 
 @dataclass(frozen=True)
@@ -78,6 +106,11 @@ class Int8Weight:
 
     codes: torch.Tensor
     scale: torch.Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs and inputs."""
+        return self.codes.shape[0], self.codes.shape[1]
 
     @property
     def group_size(self) -> int:
@@ -127,7 +160,7 @@ def round_to_int4(weight: torch.Tensor) -> Int4Weight:
         scale[some] = (span / 15).clamp(min=1e-8).bfloat16()
         levels = above.div_(scale[some, :, None]).round_().clamp_(0, 15)
         codes[some] = levels.view(-1, columns)
-    return Int4Weight(codes, scale, minimum)
+    return Int4Weight(pack_codes(codes), scale, minimum)
 
 
 def rounded_where(takes: Callable[[Int4Weight], bool], weight: torch.Tensor) -> Weight:

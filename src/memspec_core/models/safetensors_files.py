@@ -80,10 +80,10 @@ class SafetensorsFiles:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor, also where it is stored in 4-bit groups."""
-        if name in self._where:
-            return tuple(self._open[self._where[name]].get_slice(self._stored(name)).get_shape())
-        packed = self.raw(f"{name}.codes") if self.has(name) else self.raw(name)
-        return (packed.shape[0], 2 * packed.shape[1])
+        if not self.is_int4(name):
+            return self._shape(name)
+        outputs, pairs = self._shape(f"{name}.codes")
+        return (outputs, 2 * pairs)
 
     def is_int4(self, name: str) -> bool:
         """Whether a tensor is stored in 4-bit groups."""
@@ -99,16 +99,14 @@ class SafetensorsFiles:
         if not self.is_int4(name):
             return None
         return Int4Weight(
-            unpack_codes(self.raw(f"{name}.codes")),
+            self.raw(f"{name}.codes"),
             self.raw(f"{name}.scale").float(),
             self.raw(f"{name}.minimum").float(),
         )
 
     def raw(self, name: str) -> torch.Tensor:
         """Return a tensor as it lies in its file."""
-        if name not in self._where:
-            raise CheckpointError(f"{self.where} lacks the tensor {name}.")
-        file = self._where[name]
+        file = self._file_of(name)
         try:
             tensor: torch.Tensor = self._open[file].get_tensor(self._stored(name))
         except (SafetensorError, OSError, ValueError) as error:
@@ -128,6 +126,14 @@ class SafetensorsFiles:
             elements = math.prod(self._open[file].get_slice(self._stored(name)).get_shape())
             total += elements * dtype.itemsize * (2 if name.endswith(".codes") else 1)
         return total
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._open[self._file_of(name)].get_slice(self._stored(name)).get_shape())
+
+    def _file_of(self, name: str) -> Path:
+        if name not in self._where:
+            raise CheckpointError(f"{self.where} lacks the tensor {name}.")
+        return self._where[name]
 
     def _stored(self, name: str) -> str:
         handle = self._open[self._where[name]]
@@ -214,18 +220,3 @@ class _Slice:
 
     def get_shape(self) -> list[int]:
         return self.shape
-
-
-def pack_codes(codes: torch.Tensor) -> torch.Tensor:
-    """Pack codes [out, in] of 0 .. 15 two to a byte, the even column in the low half."""
-    return codes[:, 0::2] | (codes[:, 1::2] << 4)
-
-
-def unpack_codes(packed: torch.Tensor) -> torch.Tensor:
-    """Undo `pack_codes`: [out, in / 2] to [out, in], both uint8.
-
-    Two codes are taken apart as one word of two bytes, the low one first, which is several times
-    faster than byte by byte.
-    """
-    both = packed.to(torch.int16)
-    return ((both & 0x0F) | ((both & 0xF0) << 4)).view(torch.uint8)

@@ -18,7 +18,6 @@ from memspec_core.models.draft import (
     Manifest,
 )
 from memspec_core.models.quantised import round_to_int4
-from memspec_core.models.safetensors_files import pack_codes
 from memspec_core.models.sources import EMBEDDING, FINAL_NORM
 from memspec_core.training.feature import FeatureDraft
 from memspec_core.training.truncated import TruncatedDraft
@@ -70,7 +69,7 @@ def _tensors(model: Draft) -> dict[str, torch.Tensor]:
         stem, rounded = _stored_name(name)
         if rounded:
             weight = round_to_int4(value)
-            tensors[f"{stem}.codes"] = pack_codes(weight.codes).cpu().contiguous()
+            tensors[f"{stem}.codes"] = weight.pairs.cpu()
             tensors[f"{stem}.scale"] = weight.scale.bfloat16().cpu().contiguous()
             tensors[f"{stem}.minimum"] = weight.minimum.bfloat16().cpu().contiguous()
         elif stem != EMBEDDING:

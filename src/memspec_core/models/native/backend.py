@@ -49,7 +49,7 @@ class NativeLinear:
         threads: SharedThreads,
     ) -> None:
         self._threads = threads
-        packed = weight if isinstance(weight, Packed) else pack(weight)
+        packed = weight if isinstance(weight, Packed) else pack(weight, library)
         order = packed.input_order
         self.kernel = f"native {packed.format_name} (AVX-512)"
         self.weight_bytes = packed.values.nbytes + (0 if order is None else 4 * order.numel())

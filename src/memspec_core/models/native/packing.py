@@ -5,6 +5,7 @@ and minima are rounded to fp16, which is how GGUF and GPTQ files store them.
 """
 
 from dataclasses import dataclass
+from types import ModuleType
 
 import torch
 
@@ -31,7 +32,7 @@ class Packed:
 
 def fits(weight: Weight) -> bool:
     """Whether a weight can be laid out."""
-    outputs, inputs = weight.shape if isinstance(weight, torch.Tensor) else weight.codes.shape
+    outputs, inputs = weight.shape
     if outputs % TILE or inputs % BLOCK:
         return False
     if isinstance(weight, torch.Tensor):
@@ -39,19 +40,18 @@ def fits(weight: Weight) -> bool:
     return weight.group_size % BLOCK == 0
 
 
-def pack(weight: Weight) -> Packed:
-    """Lay a weight out."""
+def pack(weight: Weight, library: ModuleType) -> Packed:
+    """Lay a weight out; the library does it for one of 4 bits, since drafts are loaded often."""
+    outputs, inputs = weight.shape
     if isinstance(weight, torch.Tensor):
-        outputs, inputs = weight.shape
         halves = weight.dtype is torch.float16
         values = (_inputs(weight) if halves else _pairs(weight)).view(torch.uint8).flatten()
         return Packed("fp16" if halves else "bf16", values, outputs, inputs)
-    outputs, inputs = weight.codes.shape
     if isinstance(weight, Int8Weight):
         values = _in_groups(_halves(weight.scale), _codes8(weight.codes))
         return Packed("int8", values, outputs, inputs, weight.group_size)
-    header = torch.cat((_halves(weight.scale), _halves(weight.minimum)), dim=-1)
-    values = _in_groups(header, _codes4(weight.codes))
+    pairs, scale, minimum = weight.pairs, weight.scale, weight.minimum
+    values = library.packed_pairs(pairs.contiguous(), scale.contiguous(), minimum.contiguous())
     return Packed("int4", values, outputs, inputs, weight.group_size, weight.input_order)
 
 
@@ -80,20 +80,11 @@ def _inputs(values: torch.Tensor) -> torch.Tensor:
     return split.permute(0, 2, 3, 1).flatten(2).contiguous()
 
 
-def _codes4(codes: torch.Tensor) -> torch.Tensor:
-    """Lay codes [out, in] out as [tiles, blocks, bytes]: two times four inputs in four bytes.
+def _codes8(codes: torch.Tensor) -> torch.Tensor:
+    """Lay codes [out, in] out as [tiles, blocks, bytes]: four inputs in four bytes, plus 128.
 
     Four codes are moved as one word, which is several times faster than one by one.
     """
-    outputs, inputs = codes.shape
-    words = codes.contiguous().view(torch.int32)
-    both = words[:, 0::2] | (words[:, 1::2] << 4)
-    split = both.view(outputs // TILE, TILE, inputs // BLOCK, BLOCK // 8)
-    return split.permute(0, 2, 3, 1).contiguous().view(torch.uint8).flatten(2)
-
-
-def _codes8(codes: torch.Tensor) -> torch.Tensor:
-    """Lay codes [out, in] out as [tiles, blocks, bytes]: four inputs in four bytes, plus 128."""
     outputs, inputs = codes.shape
     words = (codes.contiguous().view(torch.uint8) ^ 128).view(torch.int32)
     split = words.view(outputs // TILE, TILE, inputs // BLOCK, BLOCK // 4)

@@ -552,6 +552,54 @@ torch::Tensor rows_of(const Linear& linear, const std::vector<int64_t>& indices)
   return result;
 }
 
+// Eight codes of 4 bits in a word, input by input from its lowest bits on, as a tile has them: four
+// inputs in the low halves of the bytes, the next four in the high ones.
+inline __m512i as_in_tiles(__m512i words) {
+  const auto spread = [](__m512i x) {
+    x = _mm512_and_si512(_mm512_or_si512(x, _mm512_slli_epi32(x, 8)), _mm512_set1_epi32(0x00ff00ff));
+    return _mm512_and_si512(_mm512_or_si512(x, _mm512_slli_epi32(x, 4)),
+                            _mm512_set1_epi32(0x0f0f0f0f));
+  };
+  const __m512i low = spread(_mm512_and_si512(words, _mm512_set1_epi32(0xffff)));
+  return _mm512_or_si512(low, _mm512_slli_epi32(spread(_mm512_srli_epi32(words, 16)), 4));
+}
+
+// Weights [outputs, inputs] of 4 bits, two to a byte with the even input in the low half, as packed
+// weights; `scale` and `minimum` [outputs, groups].
+torch::Tensor packed_pairs(torch::Tensor pairs, torch::Tensor scale, torch::Tensor minimum) {
+  const int64_t outputs = pairs.size(0), row_bytes = pairs.size(1), groups = scale.size(1);
+  const auto fits = [&](const torch::Tensor& x) {
+    return x.scalar_type() == torch::kFloat32 && x.is_contiguous() && x.size(0) == outputs &&
+           x.size(1) == groups;
+  };
+  TORCH_CHECK(pairs.scalar_type() == torch::kUInt8 && pairs.is_contiguous() &&
+              outputs % kTile == 0 && groups > 0 && 2 * row_bytes % (groups * kBlock) == 0 &&
+              fits(scale) && fits(minimum), "the weights have another shape");
+  const int64_t group_blocks = 2 * row_bytes / groups / kBlock;
+  torch::Tensor packed = torch::empty(
+      {outputs / kTile * groups *
+       (header_bytes(Format::int4) + group_blocks * block_bytes(Format::int4))}, torch::kUInt8);
+  uint8_t* out = packed.mutable_data_ptr<uint8_t>();
+  const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const auto column = [&](int64_t width) {
+    return _mm512_mullo_epi32(lanes, _mm512_set1_epi32(static_cast<int>(width)));
+  };
+  const __m512i rows = column(row_bytes), headers = column(4 * groups);
+  for (int64_t first = 0; first < outputs; first += kTile) {
+    const uint8_t* codes = pairs.const_data_ptr<uint8_t>() + first * row_bytes;
+    for (int64_t group = 0; group < groups; ++group) {
+      const int64_t header = first * groups + group;
+      to_half(out, _mm512_i32gather_ps(headers, scale.const_data_ptr<float>() + header, 1));
+      to_half(out + 32, _mm512_i32gather_ps(headers, minimum.const_data_ptr<float>() + header, 1));
+      out += header_bytes(Format::int4);
+      for (int64_t word = 0; word < group_blocks * 4; ++word, codes += 4, out += 64) {
+        _mm512_storeu_si512(out, as_in_tiles(_mm512_i32gather_epi32(rows, codes, 1)));
+      }
+    }
+  }
+  return packed;
+}
+
 // Round a value to bf16, to even where it lies half way.
 inline float to_bf16(float value) {
   uint32_t bits;
@@ -1414,6 +1462,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def("apply", &apply_to, release())
       .def("rows", &rows_of, release())
       .def("rounded_rows", &rounded_rows, release());
+  module.def("packed_pairs", &packed_pairs, release());
   py::class_<Layer>(module, "Layer")
       .def(py::init([](torch::Tensor input_norm, Linear qkv, Linear output,
                        torch::Tensor post_norm, Linear gate_up, Linear down) {
