@@ -122,10 +122,12 @@ class Controller:
         name = None if active is None else active.name
         costly: frozenset[str] = frozenset()
         if utility and name:
-            here = {*self._cache.residents, *self._cache.loading}
-            absent = [draft for draft in ranking.scores if draft not in here]
             costly = utility.not_worth_loading(
-                absent, ranking, name, course.remaining_tokens, self._cache.load_seconds
+                self._cache.contenders(ranking),
+                ranking,
+                name,
+                course.remaining_tokens,
+                self._cache.load_seconds,
             )
         self._cache.update(ranking, name, strategy.prepares, costly)
         watch.lap(PREDICTION)

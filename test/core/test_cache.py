@@ -132,6 +132,13 @@ def test_what_is_too_costly_is_not_loaded_but_stays_where_it_is() -> None:
     assert room.loader.under_way == ["c"]
 
 
+def test_contenders_are_the_absent_ones_that_may_get_a_place() -> None:
+    room = filled("ab")
+    assert room.cache.contenders(ranking("cabde")) == ["c"]
+    assert room.cache.contenders(ranking("abcde")) == []
+    assert room.cache.contenders(ranking("cadeb")) == ["c", "d", "e"]
+
+
 def test_demand_is_met_or_missed() -> None:
     room = filled("ab")
     for wanted in ("a", "c", "b", None):

@@ -139,6 +139,17 @@ def new_cache(decoder: Decoder) -> KeyValueCache:
     return KeyValueCache(decoder.config, 256, dtype, CPU)
 
 
+def test_the_mean_of_states_is_that_of_torch(checkpoint: Checkpoint) -> None:
+    ours, reference = both(checkpoint, "bf16")
+    cache = KeyValueCache(ours.config, 64, torch.float16, CPU, (0, ours.config.layers - 1))
+    ours.forward(list(range(3, 43)), cache)
+    for first, end in ((0, 1), (3, 20), (24, 40)):
+        expected = reference.mean_state(cache, first, end)
+        torch.testing.assert_close(ours.mean_state(cache, first, end), expected)
+    with pytest.raises(RuntimeError, match="no such features"):
+        ours.mean_state(cache, 5, 5)
+
+
 @pytest.fixture(scope="module", params=["llama", "qwen2"])
 def checkpoint(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory

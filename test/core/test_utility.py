@@ -40,8 +40,7 @@ def outlook() -> Ranking:
     """Two topics, equally likely; "a" is the better one in the second by 2 tokens."""
     tokens = {"run": [2.0, 2.0], "a": [1.0, 4.0], "worse": [1.0, 1.0]}
     means = {name: float(np.mean(of)) for name, of in tokens.items()}
-    rows = {name: np.array(of) for name, of in tokens.items()}
-    return Ranking(means, Outlook(np.array([0.5, 0.5], np.float32), rows.__getitem__))
+    return Ranking(means, Outlook([0.5, 0.5], tokens.__getitem__))
 
 
 def test_a_load_must_pay_before_the_answers_end() -> None:

@@ -138,6 +138,15 @@ class Decoder(Layers):
                 cache.features[places] = cache.features[sources]
         cache.token_ids[start:] = [cache.token_ids[start + row] for row in rows]
 
+    def mean_state(self, cache: KeyValueCache, first: int, end: int) -> torch.Tensor:
+        """Return the mean [hidden] in fp32 of the states of positions, as the head reads them.
+
+        The cache has the last layer as its last tap; there is at least one position.
+        """
+        assert cache.features is not None
+        states = cache.features[first:end, -self.config.hidden_size :]
+        return states.float().mean(dim=0)
+
     @abstractmethod
     def _move(self, cache: KeyValueCache, sources: list[int], places: list[int]) -> None:
         """Copy keys and values to other places; all are read before any is written."""

@@ -6,7 +6,10 @@ and `acceptance` [drafts, drafts], all fp32; `predictor.json` says what they are
 
 import json
 import math
+import operator
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -87,29 +90,36 @@ class RankingHead:
             if not np.isfinite(values).all():
                 raise PredictorError(f"{name} holds values that are not finite.")
 
-    def probabilities(self, vector: Vector) -> Vector:
+    def probabilities(self, vector: Vector) -> list[float]:
         """Return p(draft) [d] for a context; raises `PredictorError` for one that does not fit."""
         if vector.shape != (self.plan.input_size,):
             raise PredictorError(
                 f"The predictor reads {self.plan.input_size} numbers, not {vector.shape}."
             )
-        # A few numbers: Python's own arithmetic is quicker than a call of numpy's for each step.
+        # A few numbers from here on: for them Python is quicker than calls of numpy.
         logits = (self.weight @ vector + self.bias).tolist()
         if not all(map(math.isfinite, logits)):
             raise PredictorError("The predictor was given values that are not finite.")
         top = max(logits)
         raised = [math.exp(logit - top) for logit in logits]
         total = sum(raised)
-        return np.array([value / total for value in raised], np.float32)
+        return [value / total for value in raised]
 
     def scores(self, vector: Vector) -> dict[str, float]:
         """Return p(draft) by name."""
-        return dict(zip(self.plan.drafts, self.probabilities(vector).tolist(), strict=True))
+        return dict(zip(self.plan.drafts, self.probabilities(vector), strict=True))
 
-    def expected_acceptance(self, probabilities: Vector) -> dict[str, float]:
+    @cached_property
+    def priors(self) -> dict[str, list[float]]:
+        """The columns of `acceptance` by draft: what it has right under each topic [d]."""
+        return dict(zip(self.plan.drafts, self.acceptance.T.tolist(), strict=True))
+
+    def expected_acceptance(self, probabilities: Sequence[float]) -> dict[str, float]:
         """Return the acceptance that probabilities [d] make one expect of each draft."""
-        expected = probabilities @ self.acceptance
-        return dict(zip(self.plan.drafts, expected.tolist(), strict=True))
+        return {
+            draft: sum(map(operator.mul, probabilities, priors))
+            for draft, priors in self.priors.items()
+        }
 
 
 def save_head(head: RankingHead, folder: Path) -> None:

@@ -17,13 +17,7 @@ drafts that ran than was expected of them is harder for the others too. Otherwis
 better only because they were not seen.
 """
 
-from collections.abc import Iterable, Mapping
-
-import numpy as np
-import numpy.typing as npt
-
-Tokens = npt.NDArray[np.float64]
-Priors = npt.NDArray[np.float32]
+from collections.abc import Iterable, Mapping, Sequence
 
 PRIOR_STRENGTH = 64.0
 """Proposals that a prediction is worth; a draft that always runs comes to some 80 judged ones."""
@@ -85,14 +79,9 @@ class ObservedAcceptance:
         total = self._strength + self._judged[draft]
         return weighed / total if total else min(1.0, self.ease * prior)
 
-    def tokens(self, draft: str, priors: Priors) -> Tokens:
+    def tokens(self, draft: str, priors: Sequence[float]) -> list[float]:
         """Return the tokens to expect of an iteration with a draft, for priors [k] of k topics."""
-        total = self._strength + self._judged[draft]
-        eased = (self.ease * priors.astype(np.float64)).clip(max=1.0)
-        estimates = (self._strength * eased + self._right[draft]) / total if total else eased
-        powers = estimates ** np.arange(self._length + 1)[:, None]
-        expected: Tokens = powers.sum(axis=0)
-        return expected
+        return [expected_tokens(self.estimate(draft, prior), self._length) for prior in priors]
 
     def scores(self, priors: Mapping[str, float]) -> dict[str, float]:
         """Return the tokens to expect of an iteration with each draft, and keep the priors."""

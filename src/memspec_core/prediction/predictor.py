@@ -2,11 +2,9 @@
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from memspec_core.prediction.context import Vector
 from memspec_core.prediction.head import RankingHead
-from memspec_core.prediction.observation import ObservedAcceptance, Tokens
+from memspec_core.prediction.observation import ObservedAcceptance
 
 
 @dataclass(frozen=True)
@@ -17,7 +15,7 @@ class Foresight:
     """
 
     scores: dict[str, float]
-    topics: Vector | None = None
+    topics: list[float] | None = None
 
 
 class Predictor:
@@ -45,17 +43,17 @@ class Predictor:
         drafts = self._head.plan.drafts
         probabilities = self._head.probabilities(vector)
         if self._observed is None:
-            return Foresight(dict(zip(drafts, probabilities.tolist(), strict=True)))
+            return Foresight(dict(zip(drafts, probabilities, strict=True)))
         self._observed.next_interval()
         scores = self._observed.scores(self._head.expected_acceptance(probabilities))
         return Foresight(scores, probabilities)
 
-    def tokens_with(self, draft: str) -> Tokens:
+    def tokens_with(self, draft: str) -> list[float]:
         """Return the tokens to expect of an iteration with a draft under each topic [k].
 
         Plain decoding's one token for a draft that the head does not know.
         """
-        drafts = self._head.plan.drafts
-        if draft not in drafts or self._observed is None:
-            return np.ones(len(drafts))
-        return self._observed.tokens(draft, self._head.acceptance[:, drafts.index(draft)])
+        priors = self._head.priors.get(draft)
+        if priors is None or self._observed is None:
+            return [1.0] * len(self._head.priors)
+        return self._observed.tokens(draft, priors)

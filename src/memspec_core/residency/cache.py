@@ -137,6 +137,22 @@ class DraftCache:
                     self._start(name)
             self._shrink(working_set)
 
+    def contenders(self, ranking: Ranking) -> list[str]:
+        """Return the drafts that are not here, and better ranked than so many that they may come.
+
+        Those behind the K-th that is here have no place in W, whatever they cost.
+        """
+        with self._lock:
+            here, absent = 0, []
+            for name in ranking.order:
+                if here >= self._places:
+                    break
+                if self._is_here(name):
+                    here += 1
+                else:
+                    absent.append(name)
+            return absent
+
     def count_demand(self, name: str | None) -> None:
         """Count whether the draft that is wanted now is resident: a hit or a miss."""
         with self._lock:

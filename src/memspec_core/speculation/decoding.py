@@ -280,14 +280,13 @@ class Decoding:
 
     def _mean_state(self, first: int, end: int) -> Vector | None:
         """Return the mean of the target's states at places of the context, normed for its head."""
-        features = self._target.cache.features
-        if features is None or end > self._target.cache.length:
+        decoder, cache = self._target.decoder, self._target.cache
+        if cache.features is None or end > cache.length:
             return None
-        hidden = self._target.decoder.config.hidden_size
         if first == end:  # a prompt of one token has no state yet: see `prediction.context`
-            return np.zeros(hidden, np.float32) if not self.generated_tokens else None
-        # In torch: numpy takes several times as long over fp16.
-        mean: Vector = features[first:end, -hidden:].float().mean(dim=0).cpu().numpy()
+            zeros = np.zeros(decoder.config.hidden_size, np.float32)
+            return zeros if not self.generated_tokens else None
+        mean: Vector = decoder.mean_state(cache, first, end).cpu().numpy()
         return mean
 
     def _commit(self, tokens: Sequence[int]) -> None:

@@ -2,10 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
-
-import numpy as np
-import numpy.typing as npt
 
 from memspec_core.iteration import Iteration
 from memspec_core.prediction.context import Vector
@@ -34,13 +32,15 @@ class Outlook:
     `probabilities` [k]; `tokens_with` returns those of a draft [k].
     """
 
-    probabilities: npt.NDArray[np.float32]
-    tokens_with: Callable[[str], npt.NDArray[np.float64]]
+    probabilities: Sequence[float]
+    tokens_with: Callable[[str], Sequence[float]]
 
     def gain(self, draft: str, beside: str) -> float:
         """Return the tokens an iteration that a draft adds where it is the better of two."""
-        better = self.tokens_with(draft) - self.tokens_with(beside)
-        return float(self.probabilities @ better.clip(min=0.0))
+        topics = zip(
+            self.probabilities, self.tokens_with(draft), self.tokens_with(beside), strict=True
+        )
+        return sum(probability * max(0.0, own - other) for probability, own, other in topics)
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Ranking:
     scores: Mapping[str, float]
     outlook: Outlook | None = None
 
-    @property
+    @cached_property
     def order(self) -> tuple[str, ...]:
         """Names of the drafts, the best first; equal scores keep their order."""
         return tuple(sorted(self.scores, key=lambda name: -self.scores[name]))

@@ -122,6 +122,11 @@ class NativeDecoder(_NativeLayers, Decoder):
         cache.token_ids.extend(token_ids)
         return hidden
 
+    def mean_state(self, cache: KeyValueCache, first: int, end: int) -> torch.Tensor:
+        """Return the mean of some states; see `Decoder.mean_state`."""
+        mean: torch.Tensor = self._step.mean_state(cache.features, first, end)
+        return mean
+
     @torch.inference_mode()
     def _move(self, cache: KeyValueCache, sources: list[int], places: list[int]) -> None:
         heads, size = self.config.kv_heads, self.config.head_size

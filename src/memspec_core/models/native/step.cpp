@@ -785,6 +785,24 @@ class Step {
     return result;
   }
 
+  // The mean of the last tap's features of the positions from `first` to before `end`.
+  torch::Tensor mean_state(torch::Tensor features, int64_t first, int64_t end) const {
+    check_features(features, features.size(-1), end);
+    const int64_t width = features.size(1), hidden = sizes_.hidden;
+    TORCH_CHECK(0 <= first && first < end && hidden <= width, "there are no such features");
+    torch::Tensor mean = torch::empty({hidden}, torch::kFloat32);
+    const uint16_t* last = static_cast<const uint16_t*>(features.const_data_ptr()) + width - hidden;
+    const __m512 count = _mm512_set1_ps(static_cast<float>(end - first));
+    for (int64_t i = 0; i < hidden; i += kTile) {
+      __m512 sum = _mm512_setzero_ps();
+      for (int64_t place = first; place < end; ++place) {
+        sum = _mm512_add_ps(sum, from_half(last + place * width + i));
+      }
+      _mm512_storeu_ps(mean.mutable_data_ptr<float>() + i, _mm512_div_ps(sum, count));
+    }
+    return mean;
+  }
+
  protected:
   // What the threads of a pass share.
   struct Pass {
@@ -1477,6 +1495,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def(py::init<Sizes, std::vector<Layer>, Linear, torch::Tensor, Linear,
                     std::vector<double>>())
       .def("forward", &Step::forward, release())
+      .def("mean_state", &Step::mean_state, release())
       .def("logits", &Step::logits, release());
   py::class_<FeatureStep, Step>(module, "FeatureStep")
       .def(py::init<Sizes, std::vector<Layer>, Linear, torch::Tensor, Linear, std::vector<double>,
