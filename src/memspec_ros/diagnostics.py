@@ -12,6 +12,7 @@ from rclpy.callback_groups import CallbackGroup
 from rclpy.node import Node
 
 from memspec_core.errors import MemoryBudgetError
+from memspec_core.residency.available import available_bytes
 from memspec_core.settings import MIB
 from memspec_core.snapshot import DraftState, RuntimeSnapshot
 from memspec_ros.board import board_facts
@@ -199,7 +200,7 @@ def _memory_findings(state: NodeState) -> Iterable[Finding]:
 
 def _memory_values(state: NodeState) -> Iterable[tuple[str, object]]:
     memory = (state.snapshot or _NOTHING).memory
-    available = memory.available_bytes or psutil.virtual_memory().available
+    available = memory.available_bytes or available_bytes()
     yield "available_mib", available / MIB
     yield "budget_mib", memory.budget_bytes / MIB
     yield "floor_mib", memory.floor_bytes / MIB

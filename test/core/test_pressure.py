@@ -1,5 +1,9 @@
-"""Giving drafts up when the system runs short of memory, by readings that the test makes up."""
+"""Giving drafts up when the system runs short of memory: by readings made up, and for real."""
 
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -7,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.test_cache import Room, filled, ranking
+from memspec_core.residency.available import GROUPS, rooms_in_groups
 from memspec_core.residency.ledger import MIB
 from memspec_core.residency.pressure import (
     EASED_SHARE,
@@ -174,6 +179,65 @@ def test_the_snapshot_says_what_was_given_up() -> None:
     for part in ("50 MiB", "100 MiB", "memory.floor_mib", "30 %", "plain"):
         assert part in shown.pressure
     assert shown.used_bytes == memory.used_bytes
+
+
+HOG = f"input(); held = b'x' * {96 * MIB}; print('held', flush=True); input()"
+
+
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """Make a control group with a limit of 128 MiB, where that is allowed."""
+    for mount, limit in ((GROUPS / "memory", "memory.limit_in_bytes"), (GROUPS, "memory.max")):
+        folder = mount / f"memspec_test_{os.getpid()}"
+        if not (mount / "cgroup.procs").exists():
+            continue
+        try:
+            folder.mkdir()
+            (folder / limit).write_text(str(128 * MIB))
+        except OSError:
+            if folder.exists():
+                folder.rmdir()
+            continue
+        yield folder
+        folder.rmdir()
+        return
+    pytest.skip("no control group can be made here")
+
+
+def test_a_hungry_process_takes_drafts_and_its_end_gives_them_back(
+    group: Path, tmp_path: Path
+) -> None:
+    own = tmp_path / "own"
+    own.write_text(f"1:memory:/{group.name}\n0::/{group.name}\n")
+    room = filled("abcd", capacity=4)
+    room.cache.update(ranking("abcd"), "a")
+
+    def read() -> MemoryReading:
+        return MemoryReading(min(rooms_in_groups(own)))
+
+    pressure = MemoryPressure(room.cache, 64 * MIB, room.clock, read=read)
+    pressure.check()
+    assert pressure.level is PressureLevel.NONE
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", HOG]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe) as hog:
+        assert hog.stdin is not None
+        assert hog.stdout is not None
+        (group / "cgroup.procs").write_text(str(hog.pid))
+        hog.stdin.write(b"\n")
+        hog.stdin.flush()
+        assert hog.stdout.readline() == b"held\n"
+        room.clock.seconds += 1.0
+        pressure.check()
+        hog.kill()
+    assert pressure.level is PressureLevel.SHED
+    assert room.resident == "a"
+    for _ in range(2):
+        room.clock.seconds += RECOVERY_SECONDS
+        pressure.check()
+    assert pressure.level is PressureLevel.NONE
+    room.cache.update(ranking("abcd"), "a")
+    assert room.loading == "bcd"
 
 
 def test_the_systems_own_reading() -> None:

@@ -12,6 +12,7 @@ import psutil
 
 from memspec_core.cli.arguments import Subparsers
 from memspec_core.errors import MemSpecError
+from memspec_core.residency.available import available_bytes
 from memspec_core.settings import Settings
 
 if TYPE_CHECKING:
@@ -153,8 +154,8 @@ def _require_right(name: str, linear: "Linear", weight: "torch.Tensor") -> None:
 
 
 def _memory() -> str:
-    memory = psutil.virtual_memory()
-    return f"{memory.available / 2**20:.0f} of {memory.total / 2**20:.0f} MiB available"
+    total = psutil.virtual_memory().total
+    return f"{available_bytes() / 2**20:.0f} of {total / 2**20:.0f} MiB available"
 
 
 def _cuda() -> str:

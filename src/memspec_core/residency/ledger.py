@@ -3,9 +3,8 @@
 import threading
 from enum import Enum
 
-import psutil
-
 from memspec_core.errors import MemoryBudgetError
+from memspec_core.residency.available import available_bytes
 from memspec_core.settings import MIB
 from memspec_core.snapshot import MemorySnapshot
 
@@ -85,11 +84,6 @@ class Ledger:
             available_bytes=available_bytes(),
             floor_bytes=self.floor_bytes,
         )
-
-
-def available_bytes() -> int:
-    """Return the system's available memory (MemAvailable), which counts page cache as free."""
-    return int(psutil.virtual_memory().available)
 
 
 def open_ledger(budget_mib: int, floor_mib: int) -> Ledger:

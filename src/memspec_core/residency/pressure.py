@@ -6,8 +6,8 @@ from enum import IntEnum
 from pathlib import Path
 
 from memspec_core.clock import Clock
+from memspec_core.residency.available import available_bytes
 from memspec_core.residency.cache import DraftCache
-from memspec_core.residency.ledger import available_bytes
 from memspec_core.settings import MIB
 from memspec_core.snapshot import MemorySnapshot
 
@@ -66,7 +66,7 @@ class MemoryReading:
 
 
 def read_memory() -> MemoryReading:
-    """Read MemAvailable, and PSI where the system has it."""
+    """Read what is available, and PSI where the system has it."""
     return MemoryReading(available_bytes(), _stalled_percent())
 
 
