@@ -42,7 +42,13 @@ from memspec_core.training.continuations import (
     write_continuations,
 )
 from memspec_core.training.distil import DistilPlan, distil, taps_of
-from memspec_core.training.examples import Examples, PackedCollator, PaddedCollator, head_tokens
+from memspec_core.training.examples import (
+    TOKENS,
+    Examples,
+    PackedCollator,
+    PaddedCollator,
+    head_tokens,
+)
 from memspec_core.training.export import Provenance, export_draft
 from memspec_core.training.feature import FeatureDraft as FeatureTraining
 from memspec_core.training.fitting import FitPlan
@@ -306,6 +312,16 @@ def test_a_packed_batch_is_one_sequence_after_the_other() -> None:
     assert batch["features"].shape == (9, 4)
     assert (batch["lengths"].tolist(), batch["prompt_lengths"].tolist()) == ([5, 4], [3, 2])
     assert batch["top_index"][:, 0].tolist() == [0, 1, 2, -1]
+
+
+def test_a_batch_may_teach_the_best_token_alone() -> None:
+    examples = Examples([continuation([1, 2], [20, 21])])
+    covered = torch.tensor([20, 21, 22, 23])
+    for collator in (PaddedCollator, PackedCollator):
+        whole = collator(covered, 100)([examples[0]])
+        best = collator(covered, 100, TOKENS)([examples[0]])
+        assert best["top_index"].tolist() == whole["top_index"][:, :1].tolist()
+        assert best["top_probability"].shape == (2, 1)
 
 
 def test_a_draft_of_all_layers_agrees_with_its_target(target_model: PreTrainedModel) -> None:

@@ -57,6 +57,12 @@ def add_parser(commands: Subparsers) -> None:
         "--temperatures", type=_temperatures, default=(0.0,), help="one pass of text for each"
     )
     parser.add_argument("--max-new-tokens", type=positive, default=192)
+    parser.add_argument(
+        "--loss",
+        choices=("distribution", "tokens"),
+        default="distribution",
+        help="towards the target's distribution over its top tokens, or its best token alone",
+    )
     parser.add_argument("--epochs", type=float, default=4.0)
     parser.add_argument("--batch-size", type=positive, default=8)
     parser.add_argument("--learning-rate", type=float, default=8e-4)
@@ -67,6 +73,8 @@ def add_parser(commands: Subparsers) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Make the draft."""
+    from accelerate import PartialState
+
     from memspec_core.models.checkpoint import open_checkpoint
     from memspec_core.training.distil import DistilPlan, distil
     from memspec_core.training.fitting import FitPlan
@@ -89,11 +97,17 @@ def run(arguments: argparse.Namespace) -> int:
         most_prompts=arguments.most_prompts,
         skip_broken_lines=arguments.skip_broken_lines,
         fit=FitPlan(
-            arguments.epochs, arguments.batch_size, arguments.learning_rate, arguments.seed
+            arguments.epochs,
+            arguments.batch_size,
+            arguments.learning_rate,
+            arguments.seed,
+            arguments.loss,
         ),
     )
     with Progress() as progress:
         manifest, fit = distil(plan, progress.show)
+    if not PartialState().is_main_process:
+        return 0
     if arguments.json:
         print(json.dumps({"path": str(plan.output_folder), "manifest": asdict(manifest)}))
     else:

@@ -8,12 +8,13 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from accelerate import PartialState
 from safetensors.torch import load_file
 from transformers.trainer_utils import get_last_checkpoint
 
 from memspec_core.errors import PromptFileError, SettingsError
 from memspec_core.models.checkpoint import Checkpoint, open_checkpoint
-from memspec_core.models.draft import FEATURE, INDEPENDENT, Manifest
+from memspec_core.models.draft import FEATURE, INDEPENDENT, Manifest, read_manifest
 from memspec_core.models.target import Target, plan_target
 from memspec_core.models.tokenizer import Tokenizer
 from memspec_core.request import ChatMessage, GenerationRequest
@@ -70,6 +71,9 @@ class DistilPlan:
 def distil(plan: DistilPlan, progress: Progress) -> tuple[Manifest, Fit]:
     """Make a draft; a second call with the same work folder goes on where the first stopped.
 
+    Started by `accelerate launch`, the training is spread over its processes, each of which returns
+    the same.
+
     Raises `PromptFileError`, `CheckpointError`, `CacheMismatchError` or `SettingsError`.
     """
     prompts = {
@@ -77,12 +81,16 @@ def distil(plan: DistilPlan, progress: Progress) -> tuple[Manifest, Fit]:
     }
     checkpoint = open_checkpoint(plan.target)
     _check(plan, checkpoint)
+    processes = _processes()
+    if not processes.is_main_process:
+        progress = _silent
     target = _deployed(plan, checkpoint)
-    continuations = [
-        continuation
-        for file in plan.prompt_files
-        for continuation in _text(plan, file, prompts[file], target, progress)
-    ]
+    with processes.main_process_first():  # the others find the text in the work folder
+        continuations = [
+            continuation
+            for file in plan.prompt_files
+            for continuation in _text(plan, file, prompts[file], target, progress)
+        ]
     taps = target.cache.taps
     tokenizer_sha256 = target.tokenizer.sha256()
     del target  # training needs the memory
@@ -117,7 +125,10 @@ def distil(plan: DistilPlan, progress: Progress) -> tuple[Manifest, Fit]:
             "training": asdict(plan.fit) | {k: round(v, 4) for k, v in asdict(fit).items()},
         },
     )
-    return export_draft(model, provenance, plan.output_folder), fit
+    with processes.main_process_first():
+        if processes.is_main_process:
+            export_draft(model, provenance, plan.output_folder)
+        return read_manifest(plan.output_folder), fit
 
 
 def _check(plan: DistilPlan, checkpoint: Checkpoint) -> None:
@@ -207,7 +218,7 @@ def _model(
     if plan.base:
         _begin_with(model, plan)
     collator = PackedCollator if plan.kind == FEATURE else PaddedCollator
-    return model, collator(covered, vocabulary_size)
+    return model, collator(covered, vocabulary_size, plan.fit.towards)
 
 
 def _begin_with(model: TruncatedDraft | FeatureDraft, plan: DistilPlan) -> None:
@@ -225,8 +236,18 @@ def _trained(plan: DistilPlan, name: str) -> str | None:
     return get_last_checkpoint(str(folder)) if folder.exists() else None
 
 
+def _silent(what: str, done: int, total: int) -> None:
+    """Report nothing: the main process does."""
+
+
+def _processes() -> PartialState:
+    """Return what knows of the processes that train together; one alone where none was launched."""
+    return PartialState(cpu=not torch.cuda.is_available())
+
+
 def _device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device: torch.device = _processes().device
+    return device
 
 
 def _prompt_ids(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:

@@ -13,6 +13,10 @@ from memspec_core.training.continuations import Continuation
 
 _HEAD_BLOCK = 16
 
+DISTRIBUTION = "distribution"
+TOKENS = "tokens"
+"""What a draft is trained towards: see `fitting.FitPlan`."""
+
 Batch = dict[str, torch.Tensor]
 
 
@@ -62,7 +66,10 @@ class Examples(torch.utils.data.Dataset[Example]):
 class Collator:
     """Makes batches of continuations, with the target's top tokens as outputs of a draft's head."""
 
-    def __init__(self, head_token_ids: torch.Tensor, vocabulary_size: int) -> None:
+    def __init__(
+        self, head_token_ids: torch.Tensor, vocabulary_size: int, towards: str = DISTRIBUTION
+    ) -> None:
+        self._counted = 1 if towards == TOKENS else None
         self._output_of = np.full(vocabulary_size, -1, dtype=np.int64)
         self._output_of[head_token_ids.cpu().numpy()] = np.arange(len(head_token_ids))
 
@@ -72,8 +79,9 @@ class Collator:
 
     def _top(self, batch: Sequence[Example]) -> Batch:
         continuations = [example["continuation"] for example in batch]
-        logs = np.concatenate([c.top_log_probabilities for c in continuations])
-        index = self._output_of[np.concatenate([c.top_ids for c in continuations])]
+        top = slice(self._counted)
+        logs = np.concatenate([c.top_log_probabilities[:, top] for c in continuations])
+        index = self._output_of[np.concatenate([c.top_ids[:, top] for c in continuations])]
         return {
             "top_index": torch.from_numpy(index),
             "top_probability": torch.from_numpy(np.exp(logs.astype(np.float32))),

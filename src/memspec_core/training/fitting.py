@@ -12,19 +12,24 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
 from memspec_core.training.continuations import Continuation
-from memspec_core.training.examples import Collator, Examples
+from memspec_core.training.examples import DISTRIBUTION, Collator, Examples
 
 _HELD_OUT_SHARE = 0.03
 
 
 @dataclass(frozen=True)
 class FitPlan:
-    """How long and how fast to train."""
+    """How long and how fast to train, and towards what.
+
+    `batch_size` on each device. `towards`: `DISTRIBUTION`, the target's over its top tokens, or
+    `TOKENS`, the most probable of these alone.
+    """
 
     epochs: float = 4.0
     batch_size: int = 8
     learning_rate: float = 8e-4
     seed: int = 0
+    towards: str = DISTRIBUTION
 
 
 @dataclass(frozen=True)
