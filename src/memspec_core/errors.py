@@ -75,3 +75,7 @@ class ProfileError(MemSpecError):
 
 class RecordError(MemSpecError):
     """A record of generations is missing, or a line of it is none."""
+
+
+class OutputError(MemSpecError):
+    """What a command is to write has no place, or would replace something."""

@@ -1,0 +1,202 @@
+"""One recorded generation along an axis: which draft ran, which was wanted, what was in memory."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from typing import TypeVar
+
+from memspec_core.errors import RecordError
+from memspec_core.iteration import Iteration
+from memspec_core.measurement.decisions import Decision
+from memspec_core.measurement.record import Beginning, RecordedGeneration, RecordedIteration
+from memspec_core.request import LOOKUP, PLAIN, FinishReason
+
+TOKENS, SECONDS = "tokens", "seconds"
+AXES = (TOKENS, SECONDS)
+"""What an answer is laid out along: its tokens, or the time since decoding began."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """A part of the axis."""
+
+    start: float
+    end: float
+
+    @property
+    def width(self) -> float:
+        """Its length on the axis."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class Step:
+    """One iteration on the axis, with the scheduling point that it follows."""
+
+    span: Span
+    iteration: Iteration
+    decision: Decision | None
+
+    @property
+    def accepted(self) -> int:
+        """How many of the tokens that it gave were proposals; the target's own is not one."""
+        return min(self.iteration.accepted, self.iteration.committed)
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """What a picture of a generation shows; all numbers on the `axis`.
+
+    `rows`: the candidate drafts in their order, and what else ran or was wanted. `resident` and
+    `loading` by draft, as seen at the end of each iteration and at each of the scheduling `points`.
+    `wanted`: spans with a draft. `fallback`: where another draft ran. `waits`: where decoding
+    stopped for a load (no width along tokens).
+    """
+
+    beginning: Beginning
+    axis: str
+    rows: tuple[str, ...]
+    steps: tuple[Step, ...]
+    resident: dict[str, tuple[Span, ...]]
+    loading: dict[str, tuple[Span, ...]]
+    wanted: tuple[tuple[str, Span], ...]
+    fallback: tuple[Span, ...]
+    waits: tuple[Span, ...]
+    points: tuple[float, ...]
+    finish_reason: FinishReason | None
+
+    @property
+    def end(self) -> float:
+        """The end of the last iteration."""
+        return self.steps[-1].span.end
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the answer."""
+        return self.steps[-1].iteration.generated_tokens
+
+    @property
+    def seconds(self) -> float:
+        """The time of decoding, all kinds; the wait for the first draft is left out."""
+        first = self.steps[0].iteration.seconds
+        parts = (step.iteration.seconds for step in self.steps)
+        spent = sum(part.decode + part.prediction + part.load_wait for part in parts)
+        return spent - first.load_wait
+
+    @property
+    def fallback_share(self) -> float:
+        """The share of the time of decoding in which another draft ran than the wanted one."""
+        spent = sum(s.iteration.seconds.decode for s in self.steps if s.iteration.fallback)
+        return spent / self.seconds if self.seconds > 0.0 else 0.0
+
+    def wanted_runs(self) -> Iterator[tuple[str, Span]]:
+        """Yield each wanted draft with the span over which no other was wanted."""
+        yield from _joined(self.wanted)
+
+    def runs(self) -> Iterator[tuple[str, Span]]:
+        """Yield each draft with the span over which it ran without another in between."""
+        yield from _joined([(step.iteration.draft, step.span) for step in self.steps])
+
+
+def timeline(generation: RecordedGeneration, axis: str = TOKENS) -> Timeline:
+    """Lay a generation out; raises `RecordError` if it has no iteration."""
+    steps, marks = _laid_out(generation, axis)
+    if not steps:
+        raise RecordError("This generation ended before its first iteration: nothing to draw.")
+    end = steps[-1].span.end
+    decisions = [(at, event) for at, event in marks if isinstance(event, Decision)]
+    wanted = tuple((event.wanted, span) for event, span in _until_next(decisions, end))
+    drafts = generation.beginning.drafts
+    named = {*(step.iteration.draft for step in steps), *(draft for draft, _ in wanted)}
+    others = sorted(named - {*drafts, LOOKUP, PLAIN})
+    return Timeline(
+        beginning=generation.beginning,
+        axis=axis,
+        rows=(*drafts, *others, *(name for name in (LOOKUP, PLAIN) if name in named)),
+        steps=tuple(steps),
+        resident=_held(marks, end, lambda event: event.resident),
+        loading=_held(marks, end, lambda event: event.loading),
+        wanted=wanted,
+        fallback=tuple(_merged(step.span for step in steps if step.iteration.fallback)),
+        waits=_waits(steps) if axis == SECONDS else (),
+        points=tuple(at for at, _ in decisions),
+        finish_reason=generation.finish_reason,
+    )
+
+
+_Event = TypeVar("_Event")
+_Mark = tuple[float, Decision | RecordedIteration]
+
+
+def _laid_out(generation: RecordedGeneration, axis: str) -> tuple[list[Step], list[_Mark]]:
+    """Return the iterations in which the target ran, and where each event is on the axis."""
+    steps: list[Step] = []
+    marks: list[_Mark] = []
+    decision: Decision | None = None
+    began: float | None = None
+    end = 0.0
+    for event in generation.events:
+        if isinstance(event, Decision):
+            decision = event
+            if axis == SECONDS and began is not None:
+                end = max(end, event.at_seconds - began)
+        elif event.iteration.ran:
+            decode = event.iteration.seconds.decode
+            began = event.at_seconds - decode if began is None else began
+            reached = event.at_seconds - began
+            # A stop string takes off again what iterations before had committed.
+            start = end if axis == TOKENS else max(end, reached - decode)
+            end = max(start, event.iteration.generated_tokens if axis == TOKENS else reached)
+            steps.append(Step(Span(start, end), event.iteration, decision))
+        marks.append((end, event))
+    return steps, marks
+
+
+def _until_next(
+    events: Sequence[tuple[float, _Event]], end: float
+) -> Iterator[tuple[_Event, Span]]:
+    """Yield events, each with the span from it to the next one."""
+    for (at, event), until in zip(events, [*(at for at, _ in events[1:]), end], strict=True):
+        yield event, Span(at, until)
+
+
+def _joined(spans: Iterable[tuple[str, Span]]) -> Iterator[tuple[str, Span]]:
+    """Yield spans of the same name that follow each other as one; those without width vanish."""
+    for name, group in groupby((s for s in spans if s[1].width > 0.0), lambda pair: pair[0]):
+        parts = [span for _, span in group]
+        yield name, Span(parts[0].start, parts[-1].end)
+
+
+def _held(
+    marks: Sequence[_Mark],
+    end: float,
+    names: Callable[[Decision | RecordedIteration], Iterable[str]],
+) -> dict[str, tuple[Span, ...]]:
+    """Return where each draft was in a state that holds from one mark to the next."""
+    spans: dict[str, list[Span]] = {}
+    for event, span in _until_next(marks, end):
+        for name in names(event):
+            spans.setdefault(name, []).append(span)
+    return {name: tuple(_merged(found)) for name, found in spans.items()}
+
+
+def _merged(spans: Iterable[Span]) -> Iterator[Span]:
+    """Yield spans that have a width, those that touch as one."""
+    whole: Span | None = None
+    for span in spans:
+        if whole is not None and span.start <= whole.end:
+            whole = Span(whole.start, max(whole.end, span.end))
+            continue
+        if whole is not None and whole.width > 0.0:
+            yield whole
+        whole = span
+    if whole is not None and whole.width > 0.0:
+        yield whole
+
+
+def _waits(steps: Sequence[Step]) -> tuple[Span, ...]:
+    return tuple(
+        Span(before.span.end, step.span.start)
+        for before, step in pairwise(steps)
+        if step.iteration.seconds.load_wait > 0.0
+    )

@@ -1,0 +1,212 @@
+"""The timeline of a generation as a picture: PNG or SVG."""
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import IO, TYPE_CHECKING, Any
+
+from memspec_core.evaluation.timeline import TOKENS, Span, Timeline
+from memspec_core.evaluation.timeline_colours import colours_of, darker, paler
+from memspec_core.evaluation.timeline_words import (
+    FALLBACK,
+    LOADING,
+    POINT,
+    RESIDENT,
+    RUNS,
+    WAIT,
+    WANTED,
+    row_label,
+    summary,
+    title,
+)
+from memspec_core.request import PLAIN
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_WIDTH_INCHES = 10.0
+_LEFT, _RIGHT = 0.085, 0.99
+"""Where the axis begins and ends, as shares of the width."""
+_DOTS_PER_INCH = 160
+_TEXT_POINTS = 6.6
+_TEXT_COLUMNS, _TEXT_LINES = 8, 6
+_LETTER_POINTS = 0.602 * _TEXT_POINTS
+"""What a letter of DejaVu Sans Mono, which comes with matplotlib, is wide."""
+
+_INK, _FAINT, _FALLBACK, _WAIT, _OWN = "#222222", "#bbbbbb", "#f6d5c8", "#d9d9d9", "#d0d0d0"
+_GAINS = "grey: the target's own token; coloured: proposals that it accepted"
+
+
+def draw(timeline: Timeline, file: IO[bytes], kind: str) -> None:
+    """Draw a timeline into a file, as `kind` "png" or "svg"."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    rows = len(timeline.rows)
+    heights = [_TEXT_LINES * 0.125 + 0.1, 0.27 * rows + 0.1, 0.8]
+    inches = sum(heights) + 1.65
+    with mpl.rc_context({"font.family": "DejaVu Sans", "font.size": 8, "svg.hashsalt": "memspec"}):
+        figure, (text, drafts, gains) = plt.subplots(
+            3, 1, sharex=True, figsize=(_WIDTH_INCHES, inches), height_ratios=heights
+        )
+        figure.subplots_adjust(
+            left=_LEFT, right=_RIGHT, top=1 - 0.62 / inches, bottom=0.78 / inches, hspace=0.14
+        )
+        figure.text(0.008, 1 - 0.2 / inches, _plain(title(timeline)), size=9.5, weight="bold")
+        figure.text(0.008, 1 - 0.42 / inches, _plain(summary(timeline)), color=_INK)
+        _draw_text(text, timeline)
+        _draw_drafts(drafts, timeline)
+        _draw_gains(gains, timeline)
+        figure.legend(
+            handles=_legend(timeline),
+            loc="lower center",
+            ncols=6,
+            frameon=False,
+            handlelength=2.4,
+            columnspacing=1.4,
+        )
+        metadata = {"Date": None} if kind == "svg" else {}
+        figure.savefig(file, format=kind, dpi=_DOTS_PER_INCH, metadata=metadata)
+        plt.close(figure)
+
+
+def _draw_text(axes: "Axes", timeline: Timeline) -> None:
+    """Write the answer in columns above the places where it was made."""
+    axes.set_axis_off()
+    axes.set_ylim(_TEXT_LINES, -0.3)
+    letters = _WIDTH_INCHES * (_RIGHT - _LEFT) * 72.0 / _LETTER_POINTS
+    colours = colours_of(timeline.rows)
+    width = timeline.end / _TEXT_COLUMNS
+    style: dict[str, Any] = {"size": _TEXT_POINTS, "family": "DejaVu Sans Mono", "va": "top"}
+    axes.text(-0.011, 0, "answer", transform=axes.get_yaxis_transform(), ha="right", va="top")
+    for column, words in _columns(timeline).items():
+        start = column * width
+        axes.plot([start, start + 0.95 * width], [-0.2, -0.2], color=_FAINT, linewidth=0.8)
+        for number, line in enumerate(_filled(words, int(letters / _TEXT_COLUMNS) - 1)):
+            place = 0
+            for draft, part in groupby(line, lambda letter: letter[1]):
+                written = "".join(letter for letter, _ in part)
+                x = start + place / letters * timeline.end
+                axes.text(x, number, _plain(written), color=darker(colours[draft]), **style)
+                place += len(written)
+
+
+_Word = list[tuple[str, str]]
+"""Letters, each with the draft that ran when it came."""
+
+
+def _columns(timeline: Timeline) -> dict[int, list[_Word]]:
+    """Return the words of the answer by the column in which each begins."""
+    letters = [
+        (letter, step.iteration.draft, int(_TEXT_COLUMNS * step.span.start / timeline.end))
+        for step in timeline.steps
+        for letter in step.iteration.text
+    ]
+    columns: dict[int, list[_Word]] = {}
+    for is_space, group in groupby(letters, lambda letter: not letter[0].strip()):
+        word = list(group)
+        if not is_space:
+            column = min(word[0][2], _TEXT_COLUMNS - 1)
+            columns.setdefault(column, []).append([(letter, draft) for letter, draft, _ in word])
+    return columns
+
+
+def _filled(words: Sequence[_Word], width: int) -> list[_Word]:
+    """Return words set in lines, as many as there is room for."""
+    pieces = [word[at : at + width] for word in words for at in range(0, len(word), width)]
+    lines = [pieces[0]]
+    for piece in pieces[1:]:
+        if len(lines[-1]) + 1 + len(piece) <= width:
+            lines[-1] = [*lines[-1], (" ", piece[0][1]), *piece]
+        elif len(lines) < _TEXT_LINES:
+            lines.append(piece)
+        else:
+            lines[-1] = [*lines[-1][: width - 2], (" ", PLAIN), ("…", PLAIN)]
+            break
+    return lines
+
+
+def _draw_drafts(axes: "Axes", timeline: Timeline) -> None:
+    """Draw a row for each draft: in memory, loading, running, wanted."""
+    from matplotlib.patches import Rectangle
+
+    colours = colours_of(timeline.rows)
+    places = {row: place for place, row in enumerate(timeline.rows)}
+    axes.set_ylim(len(places) - 0.45, -0.55)
+    axes.set_xlim(0, timeline.end)
+    axes.set_yticks(list(places.values()), [row_label(row) for row in places])
+    axes.tick_params(left=False, bottom=False)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    for point in timeline.points:
+        axes.axvline(point, color=_FAINT, linewidth=0.6, linestyle=":", zorder=1)
+    _shade(axes, timeline)
+    for row, place in places.items():
+        axes.axhline(place, color="#eeeeee", linewidth=0.8, zorder=0)
+        bars = {"linewidth": 0.0, "zorder": 2}
+        _bars(axes, timeline.resident.get(row, ()), place, 0.5, color=paler(colours[row]), **bars)
+        loading = {"facecolor": "white", "edgecolor": colours[row], "hatch": "/////"}
+        _bars(axes, timeline.loading.get(row, ()), place, 0.5, **loading, linewidth=0.0, zorder=3)
+    for draft, span in timeline.runs():
+        _bars(axes, [span], places[draft], 0.66, color=colours[draft], linewidth=0.0, zorder=4)
+    for draft, span in timeline.wanted_runs():
+        corner = (span.start, places[draft] - 0.42)
+        frame = Rectangle(corner, span.width, 0.84, fill=False, edgecolor=_INK, linewidth=1.3)
+        axes.add_patch(frame).set(zorder=5, clip_on=False)
+
+
+def _draw_gains(axes: "Axes", timeline: Timeline) -> None:
+    """Draw the tokens of each iteration: the target's own, and accepted proposals upon it."""
+    colours = colours_of(timeline.rows)
+    _shade(axes, timeline)
+    starts = [step.span.start for step in timeline.steps]
+    widths = [step.span.width for step in timeline.steps]
+    accepted = [step.accepted for step in timeline.steps]
+    own = [step.iteration.committed - step.accepted for step in timeline.steps]
+    bars: dict[str, Any] = {"align": "edge", "edgecolor": "white", "linewidth": 0.4, "zorder": 3}
+    axes.bar(starts, own, widths, color=_OWN, **bars)
+    drafts = [colours[step.iteration.draft] for step in timeline.steps]
+    axes.bar(starts, accepted, widths, bottom=own, color=drafts, **bars)
+    axes.set_ylabel("tokens an\niteration")
+    axes.locator_params(axis="y", integer=True, nbins=4)
+    axes.text(1, 1.02, _GAINS, transform=axes.transAxes, ha="right", va="bottom", color="#666666")
+    axes.set_xlabel("tokens of the answer" if timeline.axis == TOKENS else "seconds of decoding")
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def _shade(axes: "Axes", timeline: Timeline) -> None:
+    for span in timeline.fallback:
+        axes.axvspan(span.start, span.end, color=_FALLBACK, linewidth=0.0, zorder=0.5)
+    for span in timeline.waits:
+        axes.axvspan(span.start, span.end, color=_WAIT, hatch="xxx", linewidth=0.0, zorder=0.5)
+
+
+def _bars(axes: "Axes", spans: Sequence[Span], place: int, height: float, **look: Any) -> None:
+    if spans:
+        ranges = [(span.start, span.width) for span in spans]
+        axes.broken_barh(ranges, (place - height / 2, height), **look)
+
+
+def _legend(timeline: Timeline) -> list[Any]:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    grey = "#666666"
+    handles = [
+        Patch(color=grey, label=RUNS),
+        Patch(color=paler(grey), label=RESIDENT),
+        Patch(facecolor="white", edgecolor=grey, hatch="/////", linewidth=0, label=LOADING),
+        Patch(fill=False, edgecolor=_INK, linewidth=1.3, label=WANTED),
+        Patch(color=_FALLBACK, label=FALLBACK),
+        Line2D([], [], color="#888888", linestyle=":", label=POINT),
+    ]
+    if timeline.waits:
+        handles.append(Patch(color=_WAIT, hatch="xxx", label=WAIT))
+    return handles
+
+
+def _plain(text: str) -> str:
+    """Keep matplotlib from reading formulas into a text."""
+    return text.replace("$", r"\$")

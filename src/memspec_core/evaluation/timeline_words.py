@@ -1,0 +1,45 @@
+"""What is written beside a timeline, in the picture and on the page."""
+
+from memspec_core.evaluation.timeline import Timeline
+from memspec_core.request import PLAIN
+
+RUNS, RESIDENT, LOADING, WANTED = "runs", "in memory", "loading", "wanted"
+FALLBACK = "fallback: the wanted draft is not in memory yet"
+POINT = "scheduling point"
+WAIT = "decoding waits for a load"
+
+LINE_CHARACTERS = 110
+"""So many letters fit into one line of the picture."""
+
+
+def title(timeline: Timeline, most: int = LINE_CHARACTERS) -> str:
+    """Return what was asked, of `most` characters at the most; the strategy if it is not known."""
+    asked = " ".join(timeline.beginning.prompt.split())
+    if not asked:
+        return f"{timeline.beginning.strategy} on a generated prompt"
+    return f"“{asked if len(asked) <= most else asked[: most - 1] + '…'}”"
+
+
+def summary(timeline: Timeline) -> str:
+    """Return with what settings it ran, and what came of it, on one line."""
+    beginning = timeline.beginning
+    iterations = len(timeline.steps)
+    parts = [
+        beginning.strategy,
+        f"K = {beginning.resident_capacity} of {len(beginning.drafts)} drafts in memory",
+        f"N = {beginning.scheduling_interval}",
+        f"γ = {beginning.draft_length}" if beginning.draft_length else "γ as it pays",
+        f"{timeline.tokens} tokens in {iterations} iterations "
+        f"({timeline.tokens / iterations:.2f} each)",
+        f"{timeline.fallback_share:.1%} of the time in fallback".replace("%", " %"),
+    ]
+    if beginning.profile:
+        parts.insert(0, f"simulated {beginning.profile}")
+    if timeline.finish_reason is None:
+        parts.append("cut off")
+    return ", ".join(parts)
+
+
+def row_label(row: str) -> str:
+    """Return the name of a row."""
+    return "no draft" if row == PLAIN else row
