@@ -1,6 +1,6 @@
 """One recorded generation along an axis: which draft ran, which was wanted, what was in memory."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import TypeVar
@@ -8,7 +8,7 @@ from typing import TypeVar
 from memspec_core.errors import RecordError
 from memspec_core.iteration import Iteration
 from memspec_core.measurement.decisions import Decision
-from memspec_core.measurement.record import Beginning, RecordedGeneration, RecordedIteration
+from memspec_core.measurement.record import Beginning, RecordedGeneration
 from memspec_core.request import LOOKUP, PLAIN, FinishReason
 
 TOKENS, SECONDS = "tokens", "seconds"
@@ -89,6 +89,12 @@ class Timeline:
         spent = sum(s.iteration.seconds.decode for s in self.steps if s.iteration.fallback)
         return spent / self.seconds if self.seconds > 0.0 else 0.0
 
+    @property
+    def wait_share(self) -> float:
+        """The share of the time of decoding that it stopped for loads, but for the first draft."""
+        waited = sum(step.iteration.seconds.load_wait for step in self.steps[1:])
+        return waited / self.seconds if self.seconds > 0.0 else 0.0
+
     def wanted_runs(self) -> Iterator[tuple[str, Span]]:
         """Yield each wanted draft with the span over which no other was wanted."""
         yield from _joined(self.wanted)
@@ -104,8 +110,8 @@ def timeline(generation: RecordedGeneration, axis: str = TOKENS) -> Timeline:
     if not steps:
         raise RecordError("This generation ended before its first iteration: nothing to draw.")
     end = steps[-1].span.end
-    decisions = [(at, event) for at, event in marks if isinstance(event, Decision)]
-    wanted = tuple((event.wanted, span) for event, span in _until_next(decisions, end))
+    decided = [(mark.at, mark.decision.wanted) for mark in marks if mark.decision is not None]
+    wanted = tuple(_until_next(decided, end))
     drafts = generation.beginning.drafts
     named = {*(step.iteration.draft for step in steps), *(draft for draft, _ in wanted)}
     others = sorted(named - {*drafts, LOOKUP, PLAIN})
@@ -114,22 +120,28 @@ def timeline(generation: RecordedGeneration, axis: str = TOKENS) -> Timeline:
         axis=axis,
         rows=(*drafts, *others, *(name for name in (LOOKUP, PLAIN) if name in named)),
         steps=tuple(steps),
-        resident=_held(marks, end, lambda event: event.resident),
-        loading=_held(marks, end, lambda event: event.loading),
+        resident=_held([(mark.at, mark.resident) for mark in marks], end),
+        loading=_held([(mark.at, mark.loading) for mark in marks], end),
         wanted=wanted,
         fallback=tuple(_merged(step.span for step in steps if step.iteration.fallback)),
         waits=_waits(steps) if axis == SECONDS else (),
-        points=tuple(at for at, _ in decisions),
+        points=tuple(at for at, _ in decided),
         finish_reason=generation.finish_reason,
     )
 
 
-_Event = TypeVar("_Event")
-_Mark = tuple[float, Decision | RecordedIteration]
+@dataclass(frozen=True)
+class _Mark:
+    """A moment at which it is known what was in memory; at a scheduling point with its decision."""
+
+    at: float
+    resident: Collection[str]
+    loading: Collection[str]
+    decision: Decision | None = None
 
 
 def _laid_out(generation: RecordedGeneration, axis: str) -> tuple[list[Step], list[_Mark]]:
-    """Return the iterations in which the target ran, and where each event is on the axis."""
+    """Return the iterations in which the target ran, and what was in memory when."""
     steps: list[Step] = []
     marks: list[_Mark] = []
     decision: Decision | None = None
@@ -138,8 +150,10 @@ def _laid_out(generation: RecordedGeneration, axis: str) -> tuple[list[Step], li
     for event in generation.events:
         if isinstance(event, Decision):
             decision = event
-            if axis == SECONDS and began is not None:
-                end = max(end, event.at_seconds - began)
+            marks.append(_decided(end, event))
+            if axis == TOKENS or began is None:
+                continue
+            end = max(end, event.at_seconds - began)
         elif event.iteration.ran:
             decode = event.iteration.seconds.decode
             began = event.at_seconds - decode if began is None else began
@@ -148,16 +162,25 @@ def _laid_out(generation: RecordedGeneration, axis: str) -> tuple[list[Step], li
             start = end if axis == TOKENS else max(end, reached - decode)
             end = max(start, event.iteration.generated_tokens if axis == TOKENS else reached)
             steps.append(Step(Span(start, end), event.iteration, decision))
-        marks.append((end, event))
+        marks.append(_Mark(end, event.resident, event.loading))
     return steps, marks
 
 
-def _until_next(
-    events: Sequence[tuple[float, _Event]], end: float
-) -> Iterator[tuple[_Event, Span]]:
-    """Yield events, each with the span from it to the next one."""
-    for (at, event), until in zip(events, [*(at for at, _ in events[1:]), end], strict=True):
-        yield event, Span(at, until)
+def _decided(at: float, decision: Decision) -> _Mark:
+    """Return what was in memory from a scheduling point on, and while decoding waited there."""
+    if decision.load_wait_seconds <= 0.0:
+        return _Mark(at, decision.resident, decision.loading, decision)
+    resident = [name for name in decision.resident if name != decision.active]
+    return _Mark(at, resident, [*decision.loading, decision.active], decision)
+
+
+_Said = TypeVar("_Said")
+
+
+def _until_next(moments: Sequence[tuple[float, _Said]], end: float) -> Iterator[tuple[_Said, Span]]:
+    """Yield what was said of moments, each with the span from it to the next one."""
+    for (at, said), until in zip(moments, [*(at for at, _ in moments[1:]), end], strict=True):
+        yield said, Span(at, until)
 
 
 def _joined(spans: Iterable[tuple[str, Span]]) -> Iterator[tuple[str, Span]]:
@@ -168,14 +191,12 @@ def _joined(spans: Iterable[tuple[str, Span]]) -> Iterator[tuple[str, Span]]:
 
 
 def _held(
-    marks: Sequence[_Mark],
-    end: float,
-    names: Callable[[Decision | RecordedIteration], Iterable[str]],
+    moments: Sequence[tuple[float, Collection[str]]], end: float
 ) -> dict[str, tuple[Span, ...]]:
-    """Return where each draft was in a state that holds from one mark to the next."""
+    """Return where each draft was in a state that holds from one moment to the next."""
     spans: dict[str, list[Span]] = {}
-    for event, span in _until_next(marks, end):
-        for name in names(event):
+    for names, span in _until_next(moments, end):
+        for name in names:
             spans.setdefault(name, []).append(span)
     return {name: tuple(_merged(found)) for name, found in spans.items()}
 

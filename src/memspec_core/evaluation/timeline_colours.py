@@ -5,16 +5,29 @@ from itertools import cycle
 
 from memspec_core.request import LOOKUP, PLAIN
 
-DRAFT_COLOURS = ("#0072b2", "#d55e00", "#e69f00", "#cc79a7", "#009e73", "#56b4e9", "#8c6d31")
-"""Okabe and Ito's, which are told apart with any kind of colour vision, and a brown."""
+COLOURS = {
+    "general": "#0072b2",
+    "code": "#d55e00",
+    "math": "#e69f00",
+    "medical": "#cc79a7",
+    "law": "#009e73",
+    "robot": "#56b4e9",
+    LOOKUP: "#555555",
+    PLAIN: "#8a8a8a",
+}
+"""Okabe and Ito's, which are told apart with any kind of colour vision, and greys."""
 
-OTHER_COLOURS = {LOOKUP: "#555555", PLAIN: "#8a8a8a"}
+_ANOTHER = "#8c6d31"
 
 
 def colours_of(rows: Sequence[str]) -> dict[str, str]:
-    """Return a colour for each row; they begin anew where there are more drafts than colours."""
-    drafts = (row for row in rows if row not in OTHER_COLOURS)
-    return dict(zip(drafts, cycle(DRAFT_COLOURS), strict=False)) | OTHER_COLOURS
+    """Return a colour for each row, the same one in each picture for the project's own drafts.
+
+    Others take what is left, and begin anew where there are more of them than colours.
+    """
+    left = [colour for name, colour in COLOURS.items() if name not in (*rows, LOOKUP, PLAIN)]
+    others = (row for row in rows if row not in COLOURS)
+    return COLOURS | dict(zip(others, cycle([*left, _ANOTHER]), strict=False))
 
 
 def paler(colour: str, share: float = 0.68) -> str:

@@ -26,14 +26,21 @@ if TYPE_CHECKING:
 _WIDTH_INCHES = 10.0
 _LEFT, _RIGHT = 0.085, 0.99
 """Where the axis begins and ends, as shares of the width."""
+_TITLE_INCHES, _GAINS_INCHES, _GAP_INCHES, _LEGEND_INCHES = 0.55, 1.05, 0.25, 0.78
 _DOTS_PER_INCH = 160
 _TEXT_POINTS = 6.6
 _TEXT_COLUMNS, _TEXT_LINES = 8, 6
 _LETTER_POINTS = 0.602 * _TEXT_POINTS
 """What a letter of DejaVu Sans Mono, which comes with matplotlib, is wide."""
 
-_INK, _FAINT, _FALLBACK, _WAIT, _OWN = "#222222", "#bbbbbb", "#f6d5c8", "#d9d9d9", "#d0d0d0"
-_GAINS = "grey: the target's own token; coloured: proposals that it accepted"
+_INK, _FAINT, _FALLBACK, _OWN = "#222222", "#bbbbbb", "#f6d5c8", "#d0d0d0"
+_WAITING: dict[str, Any] = {
+    "facecolor": "#e6e6e6",
+    "edgecolor": "white",
+    "hatch": "xxx",
+    "linewidth": 0.0,
+}
+_GAINS = "grey: the target's own token; upon it: proposals that it accepted"
 
 
 def draw(timeline: Timeline, file: IO[bytes], kind: str) -> None:
@@ -43,25 +50,30 @@ def draw(timeline: Timeline, file: IO[bytes], kind: str) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    rows = len(timeline.rows)
-    heights = [_TEXT_LINES * 0.125 + 0.1, 0.27 * rows + 0.1, 0.8]
-    inches = sum(heights) + 1.65
+    has_text = any(step.iteration.text.strip() for step in timeline.steps)
+    text_inches = _TEXT_LINES * 0.125 + 0.15 if has_text else 0.0
+    row_inches = 0.27 * len(timeline.rows) + 0.1
+    inches = _TITLE_INCHES + text_inches + row_inches + _GAINS_INCHES + _LEGEND_INCHES
     with mpl.rc_context({"font.family": "DejaVu Sans", "font.size": 8, "svg.hashsalt": "memspec"}):
-        figure, (text, drafts, gains) = plt.subplots(
-            3, 1, sharex=True, figsize=(_WIDTH_INCHES, inches), height_ratios=heights
-        )
-        figure.subplots_adjust(
-            left=_LEFT, right=_RIGHT, top=1 - 0.62 / inches, bottom=0.78 / inches, hspace=0.14
-        )
+        figure = plt.figure(figsize=(_WIDTH_INCHES, inches))
+
+        def panel(bottom: float, height: float) -> "Axes":
+            width = _RIGHT - _LEFT
+            axes = figure.add_axes((_LEFT, bottom / inches, width, height / inches))
+            axes.set_xlim(0, timeline.end)
+            return axes
+
         figure.text(0.008, 1 - 0.2 / inches, _plain(title(timeline)), size=9.5, weight="bold")
         figure.text(0.008, 1 - 0.42 / inches, _plain(summary(timeline)), color=_INK)
-        _draw_text(text, timeline)
-        _draw_drafts(drafts, timeline)
-        _draw_gains(gains, timeline)
+        _draw_gains(panel(_LEGEND_INCHES, _GAINS_INCHES - _GAP_INCHES), timeline)
+        _draw_drafts(panel(_LEGEND_INCHES + _GAINS_INCHES, row_inches), timeline)
+        if has_text:
+            bottom = _LEGEND_INCHES + _GAINS_INCHES + row_inches
+            _draw_text(panel(bottom, text_inches), timeline)
         figure.legend(
             handles=_legend(timeline),
             loc="lower center",
-            ncols=6,
+            ncol=7,
             frameon=False,
             handlelength=2.4,
             columnspacing=1.4,
@@ -74,7 +86,7 @@ def draw(timeline: Timeline, file: IO[bytes], kind: str) -> None:
 def _draw_text(axes: "Axes", timeline: Timeline) -> None:
     """Write the answer in columns above the places where it was made."""
     axes.set_axis_off()
-    axes.set_ylim(_TEXT_LINES, -0.3)
+    axes.set_ylim(_TEXT_LINES + 0.3, -0.3)
     letters = _WIDTH_INCHES * (_RIGHT - _LEFT) * 72.0 / _LETTER_POINTS
     colours = colours_of(timeline.rows)
     width = timeline.end / _TEXT_COLUMNS
@@ -134,9 +146,9 @@ def _draw_drafts(axes: "Axes", timeline: Timeline) -> None:
     colours = colours_of(timeline.rows)
     places = {row: place for place, row in enumerate(timeline.rows)}
     axes.set_ylim(len(places) - 0.45, -0.55)
-    axes.set_xlim(0, timeline.end)
+    axes.set_xticks([])
     axes.set_yticks(list(places.values()), [row_label(row) for row in places])
-    axes.tick_params(left=False, bottom=False)
+    axes.tick_params(left=False)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     for point in timeline.points:
@@ -180,7 +192,7 @@ def _shade(axes: "Axes", timeline: Timeline) -> None:
     for span in timeline.fallback:
         axes.axvspan(span.start, span.end, color=_FALLBACK, linewidth=0.0, zorder=0.5)
     for span in timeline.waits:
-        axes.axvspan(span.start, span.end, color=_WAIT, hatch="xxx", linewidth=0.0, zorder=0.5)
+        axes.axvspan(span.start, span.end, **_WAITING, zorder=0.5)
 
 
 def _bars(axes: "Axes", spans: Sequence[Span], place: int, height: float, **look: Any) -> None:
@@ -199,11 +211,12 @@ def _legend(timeline: Timeline) -> list[Any]:
         Patch(color=paler(grey), label=RESIDENT),
         Patch(facecolor="white", edgecolor=grey, hatch="/////", linewidth=0, label=LOADING),
         Patch(fill=False, edgecolor=_INK, linewidth=1.3, label=WANTED),
-        Patch(color=_FALLBACK, label=FALLBACK),
         Line2D([], [], color="#888888", linestyle=":", label=POINT),
     ]
+    if timeline.fallback:
+        handles.append(Patch(color=_FALLBACK, label=FALLBACK))
     if timeline.waits:
-        handles.append(Patch(color=_WAIT, hatch="xxx", label=WAIT))
+        handles.append(Patch(**_WAITING, label=WAIT))
     return handles
 
 

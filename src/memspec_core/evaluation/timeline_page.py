@@ -113,7 +113,9 @@ def _ticks(end: float) -> list[float]:
 
 def _legend(timeline: Timeline) -> Iterator[str]:
     shown = {"run": RUNS, "resident": RESIDENT, "loading": LOADING, "wanted": WANTED}
-    shown |= {"band": FALLBACK, "point": POINT} | ({"wait": WAIT} if timeline.waits else {})
+    shown |= {"point": POINT}
+    shown |= {"band": FALLBACK} if timeline.fallback else {}
+    shown |= {"wait": WAIT} if timeline.waits else {}
     for kind, words in shown.items():
         yield f'<span><i class="{kind}"></i>{escape(words)}</span>'
 

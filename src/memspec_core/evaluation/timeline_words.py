@@ -13,10 +13,11 @@ LINE_CHARACTERS = 110
 
 
 def title(timeline: Timeline, most: int = LINE_CHARACTERS) -> str:
-    """Return what was asked, of `most` characters at the most; the strategy if it is not known."""
-    asked = " ".join(timeline.beginning.prompt.split())
-    if not asked:
-        return f"{timeline.beginning.strategy} on a generated prompt"
+    """Return what was asked, of `most` characters at the most."""
+    beginning = timeline.beginning
+    asked = " ".join(beginning.prompt.split())
+    if beginning.profile:
+        return f"{beginning.strategy} on a prompt of {asked}, simulated: {beginning.profile}"
     return f"“{asked if len(asked) <= most else asked[: most - 1] + '…'}”"
 
 
@@ -25,16 +26,16 @@ def summary(timeline: Timeline) -> str:
     beginning = timeline.beginning
     iterations = len(timeline.steps)
     parts = [
-        beginning.strategy,
+        f"strategy {beginning.strategy}",
         f"K = {beginning.resident_capacity} of {len(beginning.drafts)} drafts in memory",
         f"N = {beginning.scheduling_interval}",
         f"γ = {beginning.draft_length}" if beginning.draft_length else "γ as it pays",
         f"{timeline.tokens} tokens in {iterations} iterations "
         f"({timeline.tokens / iterations:.2f} each)",
-        f"{timeline.fallback_share:.1%} of the time in fallback".replace("%", " %"),
+        f"{_percent(timeline.fallback_share)} of the time in fallback",
     ]
-    if beginning.profile:
-        parts.insert(0, f"simulated {beginning.profile}")
+    if timeline.wait_share:
+        parts.append(f"{_percent(timeline.wait_share)} waiting for loads")
     if timeline.finish_reason is None:
         parts.append("cut off")
     return ", ".join(parts)
@@ -43,3 +44,7 @@ def summary(timeline: Timeline) -> str:
 def row_label(row: str) -> str:
     """Return the name of a row."""
     return "no draft" if row == PLAIN else row
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
