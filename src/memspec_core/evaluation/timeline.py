@@ -105,10 +105,10 @@ class Timeline:
 
 
 def timeline(generation: RecordedGeneration, axis: str = TOKENS) -> Timeline:
-    """Lay a generation out; raises `RecordError` if it has no iteration."""
+    """Lay a generation out; raises `RecordError` if it has no token."""
     steps, marks = _laid_out(generation, axis)
-    if not steps:
-        raise RecordError("This generation ended before its first iteration: nothing to draw.")
+    if not steps or not steps[-1].iteration.generated_tokens:
+        raise RecordError("This generation ended before its first token; choose another one.")
     end = steps[-1].span.end
     decided = [(mark.at, mark.decision.wanted) for mark in marks if mark.decision is not None]
     wanted = tuple(_until_next(decided, end))
@@ -179,7 +179,8 @@ _Said = TypeVar("_Said")
 
 def _until_next(moments: Sequence[tuple[float, _Said]], end: float) -> Iterator[tuple[_Said, Span]]:
     """Yield what was said of moments, each with the span from it to the next one."""
-    for (at, said), until in zip(moments, [*(at for at, _ in moments[1:]), end], strict=True):
+    ends = [*(at for at, _ in moments[1:]), end]
+    for (at, said), until in zip(moments, ends, strict=False):  # no moment, no end either
         yield said, Span(at, until)
 
 

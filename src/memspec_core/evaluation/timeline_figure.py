@@ -1,6 +1,7 @@
 """The timeline of a generation as a picture: PNG or SVG."""
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import IO, TYPE_CHECKING, Any
 
@@ -30,8 +31,9 @@ _TITLE_INCHES, _GAINS_INCHES, _GAP_INCHES, _LEGEND_INCHES = 0.55, 1.05, 0.25, 0.
 _DOTS_PER_INCH = 160
 _TEXT_POINTS = 6.6
 _TEXT_COLUMNS, _TEXT_LINES = 8, 6
-_LETTER_POINTS = 0.602 * _TEXT_POINTS
-"""What a letter of DejaVu Sans Mono, which comes with matplotlib, is wide."""
+_LINE_INCHES = 0.125
+_LETTERS = _WIDTH_INCHES * (_RIGHT - _LEFT) * 72.0 / (0.602 * _TEXT_POINTS)
+"""So many letters are as wide as the axis, in DejaVu Sans Mono, which comes with matplotlib."""
 
 _INK, _FAINT, _FALLBACK, _OWN = "#222222", "#bbbbbb", "#f6d5c8", "#d0d0d0"
 _WAITING: dict[str, Any] = {
@@ -50,11 +52,14 @@ def draw(timeline: Timeline, file: IO[bytes], kind: str) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    has_text = any(step.iteration.text.strip() for step in timeline.steps)
-    text_inches = _TEXT_LINES * 0.125 + 0.15 if has_text else 0.0
+    columns = _columns(timeline)
+    lines = max(map(len, columns.values()), default=0)
+    text_inches = lines * _LINE_INCHES + 0.15 if lines else 0.0
     row_inches = 0.27 * len(timeline.rows) + 0.1
     inches = _TITLE_INCHES + text_inches + row_inches + _GAINS_INCHES + _LEGEND_INCHES
-    with mpl.rc_context({"font.family": "DejaVu Sans", "font.size": 8, "svg.hashsalt": "memspec"}):
+    style = {"font.family": "DejaVu Sans", "font.size": 8, "svg.hashsalt": "memspec"}
+    with mpl.rc_context(style), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # of scripts that the font lacks
         figure = plt.figure(figsize=(_WIDTH_INCHES, inches))
 
         def panel(bottom: float, height: float) -> "Axes":
@@ -67,9 +72,11 @@ def draw(timeline: Timeline, file: IO[bytes], kind: str) -> None:
         figure.text(0.008, 1 - 0.42 / inches, _plain(summary(timeline)), color=_INK)
         _draw_gains(panel(_LEGEND_INCHES, _GAINS_INCHES - _GAP_INCHES), timeline)
         _draw_drafts(panel(_LEGEND_INCHES + _GAINS_INCHES, row_inches), timeline)
-        if has_text:
+        if lines:
             bottom = _LEGEND_INCHES + _GAINS_INCHES + row_inches
-            _draw_text(panel(bottom, text_inches), timeline)
+            axes = panel(bottom, text_inches)
+            axes.set_ylim(text_inches / _LINE_INCHES - 0.3, -0.3)
+            _draw_text(axes, timeline, columns)
         figure.legend(
             handles=_legend(timeline),
             loc="lower center",
@@ -83,48 +90,47 @@ def draw(timeline: Timeline, file: IO[bytes], kind: str) -> None:
         plt.close(figure)
 
 
-def _draw_text(axes: "Axes", timeline: Timeline) -> None:
+_Letters = list[tuple[str, str]]
+"""Letters, each with the draft that ran when it came."""
+
+
+def _draw_text(axes: "Axes", timeline: Timeline, columns: Mapping[int, Sequence[_Letters]]) -> None:
     """Write the answer in columns above the places where it was made."""
     axes.set_axis_off()
-    axes.set_ylim(_TEXT_LINES + 0.3, -0.3)
-    letters = _WIDTH_INCHES * (_RIGHT - _LEFT) * 72.0 / _LETTER_POINTS
     colours = colours_of(timeline.rows)
     width = timeline.end / _TEXT_COLUMNS
     style: dict[str, Any] = {"size": _TEXT_POINTS, "family": "DejaVu Sans Mono", "va": "top"}
     axes.text(-0.011, 0, "answer", transform=axes.get_yaxis_transform(), ha="right", va="top")
-    for column, words in _columns(timeline).items():
+    for column, lines in columns.items():
         start = column * width
         axes.plot([start, start + 0.95 * width], [-0.2, -0.2], color=_FAINT, linewidth=0.8)
-        for number, line in enumerate(_filled(words, int(letters / _TEXT_COLUMNS) - 1)):
+        for number, line in enumerate(lines):
             place = 0
             for draft, part in groupby(line, lambda letter: letter[1]):
                 written = "".join(letter for letter, _ in part)
-                x = start + place / letters * timeline.end
+                x = start + place / _LETTERS * timeline.end
                 axes.text(x, number, _plain(written), color=darker(colours[draft]), **style)
                 place += len(written)
 
 
-_Word = list[tuple[str, str]]
-"""Letters, each with the draft that ran when it came."""
-
-
-def _columns(timeline: Timeline) -> dict[int, list[_Word]]:
-    """Return the words of the answer by the column in which each begins."""
+def _columns(timeline: Timeline) -> dict[int, list[_Letters]]:
+    """Return the lines of each column of text; a word stands where it begins."""
     letters = [
         (letter, step.iteration.draft, int(_TEXT_COLUMNS * step.span.start / timeline.end))
         for step in timeline.steps
         for letter in step.iteration.text
     ]
-    columns: dict[int, list[_Word]] = {}
+    words: dict[int, list[_Letters]] = {}
     for is_space, group in groupby(letters, lambda letter: not letter[0].strip()):
         word = list(group)
         if not is_space:
             column = min(word[0][2], _TEXT_COLUMNS - 1)
-            columns.setdefault(column, []).append([(letter, draft) for letter, draft, _ in word])
-    return columns
+            words.setdefault(column, []).append([(letter, draft) for letter, draft, _ in word])
+    width = int(_LETTERS / _TEXT_COLUMNS) - 1
+    return {column: _filled(found, width) for column, found in words.items()}
 
 
-def _filled(words: Sequence[_Word], width: int) -> list[_Word]:
+def _filled(words: Sequence[_Letters], width: int) -> list[_Letters]:
     """Return words set in lines, as many as there is room for."""
     pieces = [word[at : at + width] for word in words for at in range(0, len(word), width)]
     lines = [pieces[0]]

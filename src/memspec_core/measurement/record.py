@@ -188,7 +188,9 @@ def _events(
             continue
         try:
             yield number, _parsed(values)
-        except (ValueError, KeyError, TypeError) as error:
+        except KeyError as error:
+            raise _not_a_record(path, number, f"{error} is missing or unknown") from error
+        except ValueError as error:
             raise _not_a_record(path, number, str(error)) from error
     if cut:
         where = ", ".join(map(str, cut))
@@ -204,7 +206,7 @@ def _begins(line: bytes) -> bool:
 
 
 def _parsed(values: Any) -> Beginning | Decision | RecordedIteration:
-    """Return what a line says; raises `ValueError`, `KeyError` or `TypeError` if it is none."""
+    """Return what a line says; raises `ValueError` or `KeyError` if it is none."""
     if not isinstance(values, dict) or "line" not in values:
         if isinstance(values, dict) and set(values) == {f.name for f in fields(Decision)}:
             raise ValueError("it is a decision of decisions.path; a record comes of record.path")
@@ -222,7 +224,7 @@ def _parsed(values: Any) -> Beginning | Decision | RecordedIteration:
         values["seconds"] = _read(IterationSeconds, values["seconds"])
         iteration = _read(Iteration, values | {"finish_reason": None})
         if reason is not None:
-            iteration = replace(iteration, finish_reason=FinishReason[reason])
+            iteration = replace(iteration, finish_reason=FinishReason[str(reason)])
         return _read(RecordedIteration, own | {"iteration": iteration})
     raise ValueError(f"'{kind}' is no kind of line")
 
@@ -230,16 +232,17 @@ def _parsed(values: Any) -> Beginning | Decision | RecordedIteration:
 _Kind = TypeVar("_Kind")
 
 
-def _read(kind: Callable[..., _Kind], values: Mapping[str, Any]) -> _Kind:
+def _read(kind: Callable[..., _Kind], values: Any) -> _Kind:
     """Make a dataclass of values that were read, all of which must be there and of its types."""
     hints = get_type_hints(kind)
-    if set(values) != set(hints):
-        names = ", ".join(sorted(set(values) ^ set(hints)))
+    given = values if isinstance(values, dict) else {}
+    if set(given) != set(hints):
+        names = ", ".join(sorted(set(given) ^ set(hints)))
         raise ValueError(f"it has missing or unknown fields: {names}")
     for name, hint in hints.items():
-        if not _fits(values[name], hint):
-            raise ValueError(f"its {name} is {values[name]!r}")
-    return kind(**{n: tuple(v) if isinstance(v, list) else v for n, v in values.items()})
+        if not _fits(given[name], hint):
+            raise ValueError(f"its {name} is {given[name]!r}")
+    return kind(**{n: tuple(v) if isinstance(v, list) else v for n, v in given.items()})
 
 
 def _fits(value: object, hint: Any) -> bool:
