@@ -3,12 +3,14 @@
 import warnings
 from collections.abc import Mapping, Sequence
 from itertools import groupby
+from textwrap import wrap
 from typing import IO, TYPE_CHECKING, Any
 
 from memspec_core.evaluation.timeline import TOKENS, Span, Timeline
 from memspec_core.evaluation.timeline_colours import colours_of, darker, paler
 from memspec_core.evaluation.timeline_words import (
     FALLBACK,
+    LINE_CHARACTERS,
     LOADING,
     POINT,
     RESIDENT,
@@ -27,7 +29,8 @@ if TYPE_CHECKING:
 _WIDTH_INCHES = 10.0
 _LEFT, _RIGHT = 0.085, 0.99
 """Where the axis begins and ends, as shares of the width."""
-_TITLE_INCHES, _GAINS_INCHES, _GAP_INCHES, _LEGEND_INCHES = 0.55, 1.05, 0.25, 0.78
+_TITLE_INCHES, _TITLE_LINE_INCHES, _SUMMARY_INCHES = 0.33, 0.19, 0.23
+_GAINS_INCHES, _GAP_INCHES, _LEGEND_INCHES = 1.05, 0.25, 0.78
 _DOTS_PER_INCH = 160
 _TEXT_POINTS = 6.6
 _TEXT_COLUMNS, _TEXT_LINES = 8, 6
@@ -56,9 +59,11 @@ def draw(timeline: Timeline, file: IO[bytes], kind: str) -> None:
     lines = max(map(len, columns.values()), default=0)
     text_inches = lines * _LINE_INCHES + 0.15 if lines else 0.0
     row_inches = 0.27 * len(timeline.rows) + 0.1
-    inches = _TITLE_INCHES + text_inches + row_inches + _GAINS_INCHES + _LEGEND_INCHES
-    style = {"font.family": "DejaVu Sans", "font.size": 8, "svg.hashsalt": "memspec"}
-    with mpl.rc_context(style), warnings.catch_warnings():
+    heading = wrap(title(timeline), LINE_CHARACTERS)
+    title_inches = _TITLE_INCHES + len(heading) * _TITLE_LINE_INCHES
+    inches = title_inches + text_inches + row_inches + _GAINS_INCHES + _LEGEND_INCHES
+    look = {"font.family": "DejaVu Sans", "font.size": 8, "svg.hashsalt": "memspec"}
+    with mpl.rc_context(look), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")  # of scripts that the font lacks
         figure = plt.figure(figsize=(_WIDTH_INCHES, inches))
 
@@ -68,8 +73,12 @@ def draw(timeline: Timeline, file: IO[bytes], kind: str) -> None:
             axes.set_xlim(0, timeline.end)
             return axes
 
-        figure.text(0.008, 1 - 0.2 / inches, _plain(title(timeline)), size=9.5, weight="bold")
-        figure.text(0.008, 1 - 0.42 / inches, _plain(summary(timeline)), color=_INK)
+        style: dict[str, Any] = {"size": 9.5, "weight": "bold", "va": "top", "linespacing": 1.3}
+        below_title = title_inches - _SUMMARY_INCHES
+        figure.text(0.008, 1 - 0.07 / inches, _plain("\n".join(heading)), **style)
+        figure.text(
+            0.008, 1 - below_title / inches, _plain(summary(timeline)), color=_INK, va="top"
+        )
         _draw_gains(panel(_LEGEND_INCHES, _GAINS_INCHES - _GAP_INCHES), timeline)
         _draw_drafts(panel(_LEGEND_INCHES + _GAINS_INCHES, row_inches), timeline)
         if lines:

@@ -12,7 +12,7 @@ LINE_CHARACTERS = 110
 """So many letters fit into one line of the picture."""
 
 
-def title(timeline: Timeline, most: int = LINE_CHARACTERS) -> str:
+def title(timeline: Timeline, most: int = 2 * LINE_CHARACTERS) -> str:
     """Return what was asked, of `most` characters at the most."""
     beginning = timeline.beginning
     asked = " ".join(beginning.prompt.split())
