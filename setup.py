@@ -36,7 +36,7 @@ setup(
     packages=find_packages(
         "src", include=["memspec_core", "memspec_core.*", "memspec_ros", "memspec_ros.*"]
     ),
-    package_data={"": ["py.typed", "*.cpp", "*.h", "*.json", "*.yaml"]},
+    package_data={"": ["py.typed", "*.cpp", "*.h", "*.html", "*.json", "*.yaml"]},
     data_files=[
         ("share/ament_index/resource_index/packages", [f"resource/{PACKAGE}"]),
         (f"share/{PACKAGE}", ["package.xml"]),

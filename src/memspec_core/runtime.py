@@ -22,6 +22,7 @@ from memspec_core.generation import Generation, Listener
 from memspec_core.iteration import Iteration
 from memspec_core.measurement.counters import RuntimeCounters
 from memspec_core.measurement.decisions import Decision, decision_writer
+from memspec_core.measurement.record import Beginning, RecordWriter, prompt_of
 from memspec_core.request import LOOKUP, PLAIN, FinishReason, GenerationRequest
 from memspec_core.residency.pressure import CHECK_SECONDS
 from memspec_core.settings import Settings
@@ -67,6 +68,7 @@ class Runtime:
         self._engine: Engine | None = None
         self._worker: threading.Thread | None = None
         self._worker_error = ""
+        self._record: RecordWriter | None = None
         self._accepting = False
         self._closing = False
         self._active = ""
@@ -298,6 +300,7 @@ class Runtime:
     def _work(self, loaded: "Future[None]") -> None:
         """Be the worker thread: load, serve, free."""
         try:
+            self._record = self._record_writer()
             self._engine = load_engine(
                 lambda: self._settings,
                 self._clock,
@@ -319,16 +322,22 @@ class Runtime:
             self._free()
 
     def _decision_listener(self) -> Callable[[Decision], None] | None:
-        """Return what is told decisions: whoever asked for them, and the file of the settings."""
+        """Return what is told decisions: whoever asked for them, and the files of the settings."""
         listeners = [self._on_decision] if self._on_decision else []
         if self._settings.decisions_path:
             listeners.append(decision_writer(Path(self._settings.decisions_path).expanduser()))
+        if self._record is not None:
+            listeners.append(self._record.decision)
 
         def tell(decision: Decision) -> None:
             for listener in listeners:
                 listener(decision)
 
         return tell if listeners else None
+
+    def _record_writer(self) -> RecordWriter | None:
+        path = self._settings.record_path
+        return RecordWriter(Path(path).expanduser()) if path else None
 
     def _stop_if_closing(self) -> None:
         if self._closing:
@@ -381,19 +390,27 @@ class Runtime:
                 f"{self._settings.max_prompt_tokens}."
             )
         generation.begin(len(prompt_ids))
+        strategy = generation.strategy or self._strategy(generation.request)
+        if self._record is not None:
+            asked = prompt_of(generation.request)
+            self._record.begin(Beginning.of(asked, prompt_ids, strategy.name, self._settings))
         iterations = self._engine.controller.generate(
             generation.request,
             prompt_ids,
-            generation.strategy or self._strategy(generation.request),
+            strategy,
             lambda: generation.interruption(self._clock.now()),
         )
         reason = FinishReason.ABORTED
         with contextlib.closing(iterations):  # also where a listener raises
             for iteration in iterations:
+                now = self._clock.now()
                 self._counters.count_iteration(iteration)
-                generation.record(iteration, self._clock.now())
+                generation.record(iteration, now)
                 self._show(iteration)
                 self._run_commands()
+                if self._record is not None:
+                    cache = self._engine.cache
+                    self._record.iteration(iteration, now, cache.residents, cache.loading)
                 reason = iteration.finish_reason or reason
         return reason
 

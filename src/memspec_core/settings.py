@@ -143,6 +143,12 @@ PARAMETERS: tuple[Parameter, ...] = (
         "File to which each scheduling decision is appended as a line of JSON; none if empty.",
     ),
     Parameter(
+        "record.path",
+        "",
+        "File to which whole generations are appended as lines of JSON: the prompt's beginning, "
+        "each scheduling decision and each iteration with its text; none if empty.",
+    ),
+    Parameter(
         "resident_capacity",
         2,
         "K: at most so many drafts in fast memory, loads under way included.",
@@ -292,6 +298,7 @@ class Settings:
     initial_wait: bool
     bandit_exploration: float
     decisions_path: str
+    record_path: str
     resident_capacity: int
     scheduling_interval: int
     recent_tokens: int

@@ -11,7 +11,9 @@ import pytest
 import yaml
 
 from memspec_core.cli.main import main
-from memspec_core.request import GenerationStats
+from memspec_core.measurement.decisions import Decision
+from memspec_core.measurement.record import read_record
+from memspec_core.request import FinishReason, GenerationStats
 
 
 @pytest.fixture
@@ -83,6 +85,29 @@ def test_arguments_reach_the_request(config: Path, capsys: pytest.CaptureFixture
     assert one["token_ids"] == again["token_ids"] != other["token_ids"]
     raw = generated(capsys, config, "--raw")
     assert raw["stats"]["prompt_tokens"] < plain["stats"]["prompt_tokens"]
+
+
+def test_a_record_holds_what_was_generated(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "record.jsonl"
+    found = generated(capsys, config, "--record", str(path))
+    generated(capsys, config, "--record", str(path), "--draft", "none")
+    first, second = read_record(path)
+    iterations = [recorded.iteration for recorded in first.iterations]
+    assert "".join(iteration.text for iteration in iterations) == found["text"]
+    assert [t for i in iterations for t in i.token_ids] == found["token_ids"]
+    assert len(iterations) == found["stats"]["iterations"]
+    assert first.finish_reason is FinishReason.LENGTH
+    assert (first.beginning.prompt, first.beginning.drafts) == ("Hello", ("tiny",))
+    assert first.iterations[-1].resident == ("tiny",)
+    decision = first.events[0]
+    assert isinstance(decision, Decision)
+    assert decision.context_hash == first.beginning.prompt_sha256
+    assert {recorded.iteration.draft for recorded in second.iterations} == {"none"}
+    assert "cannot be recorded" in refused(
+        capsys, "generate", "a", "--config", str(config), "--record", str(tmp_path)
+    )
 
 
 def test_the_prompt_from_standard_input(

@@ -18,13 +18,16 @@ from memspec_core.evaluation.foretold import Foretold, Recall
 from memspec_core.evaluation.paperlike import DRAFTS, PaperLike, paper_like_trace
 from memspec_core.evaluation.profiles import Profile, load_profile
 from memspec_core.evaluation.simulated import SimulatedClock, SimulatedDraft, SimulatedLoader
+from memspec_core.evaluation.simulation_record import SimulationRecord
 from memspec_core.evaluation.simulator import (
     SIMULATED_STRATEGIES,
     SimulationPlan,
     Simulator,
     simulate,
 )
+from memspec_core.evaluation.timeline import timeline
 from memspec_core.iteration import Iteration
+from memspec_core.measurement.record import read_record
 from memspec_core.measurement.trace import (
     Trace,
     TracedPrompt,
@@ -273,6 +276,25 @@ def test_processes_change_nothing() -> None:
     assert simulate(traced(), plan_for(), jobs=2) == simulate(traced(), plan_for())
 
 
+def test_a_record_changes_nothing_and_holds_each_answer(tmp_path: Path) -> None:
+    path = tmp_path / "record.jsonl"
+    record = SimulationRecord(path, lambda ids: "".join(f"{token}," for token in ids))
+    plan = replace(plan_for(), strategies=("memspec", "mab_sync"))
+    runs = simulate(traced(), plan, jobs=2, record=record)
+    assert runs == simulate(traced(), plan)
+    recorded = read_record(path)
+    for run, generation in zip(runs, recorded, strict=True):
+        iterations = [one.iteration for one in generation.iterations]
+        assert generation.beginning.strategy == run.strategy
+        assert generation.beginning.prompt == run.prompt_set
+        assert generation.beginning.profile == "seconds"
+        assert len(iterations) == run.iterations
+        assert "".join(iteration.text for iteration in iterations) == "0," * run.tokens
+        found = timeline(generation, "seconds")
+        assert found.fallback_share == pytest.approx(run.fallback / run.seconds)
+        assert found.end == pytest.approx(run.elapsed - generation.events[0].prediction_seconds)
+
+
 def test_progress_and_limits() -> None:
     seen: list[tuple[str, int, int]] = []
     plan = replace(plan_for(), strategies=("mab_async",), max_new_tokens=30)
@@ -378,6 +400,14 @@ def test_the_command_on_a_generated_trace(capsys: pytest.CaptureFixture[str]) ->
     figures = json.loads(capsys.readouterr().out)["points"][0]["figures"]["all"]
     assert set(figures) == set(SIMULATED_STRATEGIES)
     assert figures["memspec"]["tokens"] == 5 * 40
+
+
+def test_the_command_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "record.jsonl"
+    arguments = ["simulate", "paper-like", "--prompts", "1", "--strategies", "memspec"]
+    assert main([*arguments, "--max-new-tokens", "20", "--record", str(path)]) == 0
+    assert len(read_record(path)) == 5 * 2
+    assert main([*arguments, "--record", str(tmp_path)]) == 2
 
 
 def test_the_command_refuses_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -42,6 +42,9 @@ def add_parser(commands: Subparsers) -> None:
     parser.add_argument("--time-limit", type=float, default=0.0, help="seconds; 0: none")
     parser.add_argument("--raw", action="store_true", help="no chat template")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
+    parser.add_argument(
+        "--record", type=Path, metavar="FILE", help="append what happened, for memspec timeline"
+    )
     parser.set_defaults(run=run)
 
 
@@ -107,6 +110,8 @@ def _settings(arguments: argparse.Namespace) -> Settings:
         value = getattr(arguments, name)
         if value is not None:
             parameters[name] = value
+    if arguments.record is not None:
+        parameters["record.path"] = str(arguments.record)
     return Settings.from_parameters(parameters)
 
 

@@ -47,6 +47,7 @@ def _parser() -> argparse.ArgumentParser:
         inspect,
         paraphrase,
         simulate,
+        timeline,
         trace,
         train_predictor,
     )
@@ -67,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
         bench,
         compare,
         simulate,
+        timeline,
     ):
         command.add_parser(commands)
     return parser

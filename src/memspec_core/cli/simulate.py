@@ -3,12 +3,13 @@
 import argparse
 import json
 import os
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 
 from memspec_core.cli.arguments import Subparsers, names, numbers, positive
 from memspec_core.cli.progress import Progress
-from memspec_core.settings import read_parameters
+from memspec_core.settings import DEFAULT, read_parameters
 
 PAPER_LIKE = "paper-like"
 
@@ -59,6 +60,9 @@ def add_parser(commands: Subparsers) -> None:
     parser.add_argument("--seed", type=int, default=0, help=f"of '{PAPER_LIKE}'")
     parser.add_argument("--jobs", type=positive, default=os.cpu_count(), help="processes")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--record", type=Path, metavar="FILE", help="append each answer, for memspec timeline"
+    )
     parser.set_defaults(run=run)
 
 
@@ -68,6 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     from memspec_core.evaluation.foretold import Recall
     from memspec_core.evaluation.paperlike import PaperLike, paper_like_trace
     from memspec_core.evaluation.profiles import load_profile
+    from memspec_core.evaluation.simulation_record import SimulationRecord
     from memspec_core.evaluation.simulator import (
         SIMULATED_STRATEGIES,
         SimulationPlan,
@@ -91,6 +96,11 @@ def run(arguments: argparse.Namespace) -> int:
             head = load_head(arguments.predictor, trace.header.target_sha256)
     parameters = read_parameters(arguments.config) if arguments.config else {}
     parameters = {name: value for name, value in parameters.items() if "drafts." not in name}
+    record = None
+    if arguments.record is not None:
+        target = str(parameters.get("target.path", DEFAULT))
+        decode = _decoder(trace.header.target_sha256, target)
+        record = SimulationRecord(arguments.record, decode)
     found = []
     for capacity, interval, length in product(
         arguments.capacities, arguments.intervals, arguments.lengths
@@ -109,7 +119,7 @@ def run(arguments: argparse.Namespace) -> int:
             max_new_tokens=arguments.max_new_tokens or 0,
         )
         with Progress() as progress:
-            runs = simulate(trace, plan, progress.show, arguments.jobs)
+            runs = simulate(trace, plan, progress.show, arguments.jobs, record)
         found.append({**point, "figures": as_json(runs)})
     if arguments.json:
         print(json.dumps({"profile": vars(profile), "trace": arguments.trace, "points": found}))
@@ -119,6 +129,17 @@ def run(arguments: argparse.Namespace) -> int:
         print(", ".join(f"{name} {value}" for name, value in one.items()), end="\n\n")
         print(table(figures))
     return 0
+
+
+def _decoder(target_sha256: str, path: str) -> Callable[[list[int]], str] | None:
+    """Return what makes text of a trace's tokens, if the target at hand is the trace's."""
+    from memspec_core.models.checkpoint import open_checkpoint
+    from memspec_core.models.tokenizer import Tokenizer
+
+    if not target_sha256:
+        return None
+    checkpoint = open_checkpoint(path)
+    return Tokenizer.of(checkpoint).decode if checkpoint.sha256() == target_sha256 else None
 
 
 def _recall(text: str) -> tuple[float, float]:

@@ -31,6 +31,7 @@ from memspec_core.evaluation.simulated import (
     SimulatedLoader,
     TimedStrategy,
 )
+from memspec_core.evaluation.simulation_record import SimulationRecord
 from memspec_core.iteration import Iteration
 from memspec_core.measurement.decisions import Decision
 from memspec_core.measurement.trace import Trace, TracedPrompt
@@ -84,9 +85,11 @@ def simulate(
     plan: SimulationPlan,
     progress: Progress = lambda *_: None,
     jobs: int = 1,
+    record: SimulationRecord | None = None,
 ) -> list[StrategyRun]:
     """Answer every prompt of a trace with every strategy, in `jobs` processes.
 
+    Where a `record` gets every generation, it is one process.
     Raises `SettingsError`, `ProfileError`, and `TraceError` if the draft length was not traced.
     """
     columns = {name: column for column, name in enumerate(trace.drafts) if name != LOOKUP}
@@ -96,7 +99,8 @@ def simulate(
             f"The trace has {trace.header.length} proposals at each place; draft_length is "
             f"{settings.draft_length}. Trace with a larger length."
         )
-    simulator = Simulator(plan, settings, columns)
+    simulator = Simulator(plan, settings, columns, record)
+    jobs = 1 if record else jobs
     count = len(trace.prompts)
     runs: list[StrategyRun] = []
     for number, found in enumerate(_spread(simulator, trace.prompts, jobs)):
@@ -122,9 +126,14 @@ class Simulator:
     """
 
     def __init__(
-        self, plan: SimulationPlan, settings: Settings, columns: Mapping[str, int]
+        self,
+        plan: SimulationPlan,
+        settings: Settings,
+        columns: Mapping[str, int],
+        record: SimulationRecord | None = None,
     ) -> None:
         self._plan = plan
+        self._record = record
         self._settings = settings
         self._traced = tuple(columns.values())
         self._columns = {name: place for place, name in enumerate(columns)}
@@ -172,7 +181,7 @@ class Simulator:
     def _run(self, name: str, replay: Replay, number: int) -> StrategyRun:
         machine = _Machine(replay, self._settings)
         strategy = self._strategy(name, replay, number, machine.clock)
-        events = list(machine.generate(self._request, strategy))
+        events = self._generated(machine, strategy, replay)
         first = events[0].seconds
         fallback = sum(event.seconds.decode for event in events if event.fallback)
         ran = [event.draft for event in events if not event.plain]
@@ -192,6 +201,16 @@ class Simulator:
             loads=machine.cache.counters().loads,
             token_ids=(),
         )
+
+    def _generated(
+        self, machine: "_Machine", strategy: Strategy, replay: Replay
+    ) -> list[Iteration]:
+        record, prompt = self._record, replay.prompt
+        if record is None:
+            return list(machine.generate(self._request, strategy))
+        tell = record.begin(prompt, strategy.name, self._settings, replay.profile.name)
+        events = machine.generate(self._request, strategy, tell)
+        return list(record.follow(events, prompt, machine.clock, machine.cache))
 
     def _strategy(self, name: str, replay: Replay, number: int, clock: SimulatedClock) -> Strategy:
         compared = compared_strategy(name, tuple(self._columns), partial(self._known, replay))

@@ -4,7 +4,6 @@ One JSON object a line, with the fields of `Decision`; enough to replay a robot'
 """
 
 import json
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
@@ -13,9 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from memspec_core.errors import SettingsError
-
-_LOG = logging.getLogger(__name__)
+from memspec_core.measurement.lines import line_writer
 
 Digest = Any
 """A hash under way, of hashlib."""
@@ -75,18 +72,5 @@ def decision_writer(path: Path) -> Callable[[Decision], None]:
 
     A write that fails later, as on a full disc, ends the record and no answer.
     """
-    try:
-        file = path.open("ab", buffering=0)
-    except OSError as error:
-        raise SettingsError(f"Decisions cannot be recorded in {path}: {error}.") from error
-
-    def write(decision: Decision) -> None:
-        if file.closed:
-            return
-        try:
-            file.write(f"{decision.to_json()}\n".encode())
-        except OSError as error:
-            _LOG.warning("Decisions are no longer recorded in %s: %s", path, error)
-            file.close()
-
-    return write
+    write = line_writer(path, "Decisions")
+    return lambda decision: write(decision.to_json())
