@@ -95,12 +95,11 @@ def _usual_width(known: KnownAnswer) -> int:
 
 
 class _Reached(NamedTuple):
-    """How a situation was reached: in how many seconds, from where and by what."""
+    """How a situation was reached: in how many seconds, by what step, and after what."""
 
     seconds: float
-    place: int = -1
-    situation: Situation | None = None
     step: Step | None = None
+    before: "_Reached | None" = None
 
 
 @dataclass
@@ -166,10 +165,11 @@ class _Search:
             for situation, reached in self._promising(frontier, here, limit, width):
                 for child in self._children(here, situation, reached):
                     frontier.add(*child)
+            frontier.places[here].clear()
         if frontier.seconds < best.seconds:
             best = frontier
         bound = min(best.seconds, beaten, frontier.lost_seconds)
-        return Plan(_steps(best), best.seconds, bound)
+        return Plan(_steps(best.end), best.seconds, bound)
 
     def _frontier(self, place: int, starts: Mapping[Situation, _Reached]) -> _Frontier:
         frontier = _Frontier([{} for _ in range(self._count)])
@@ -180,7 +180,8 @@ class _Search:
         """Follow what looks quickest at each point, for a schedule to beat."""
         frontier = self._frontier(place, starts)
         here, situation, reached = min(
-            ((place, *start) for start in starts.items()), key=self._promise
+            ((place, situation, reached) for situation, reached in starts.items()),
+            key=self._promise,
         )
         while here < self._count:
             here, situation, reached = min(
@@ -231,9 +232,7 @@ class _Search:
                 yield (
                     end,
                     Situation(active, resident, loading, remaining),
-                    _Reached(
-                        reached.seconds + seconds, place, situation, Step(place, active, order)
-                    ),
+                    _Reached(reached.seconds + seconds, Step(place, active, order), reached),
                 )
 
     def _room(
@@ -271,11 +270,10 @@ class _Search:
         return queue[:landed], queue[landed:], round(remaining - passed, 12), seconds
 
 
-def _steps(frontier: _Frontier) -> dict[int, Step]:
+def _steps(reached: _Reached | None) -> dict[int, Step]:
     """Walk back from the answer's end."""
     steps: dict[int, Step] = {}
-    reached: _Reached | None = frontier.end
-    while reached is not None and reached.step is not None and reached.situation is not None:
-        steps[reached.place] = reached.step
-        reached = frontier.places[reached.place].get(reached.situation)
+    while reached is not None and reached.step is not None:
+        steps[reached.step.place] = reached.step
+        reached = reached.before
     return steps
