@@ -179,10 +179,8 @@ class _Search:
     def _straight_on(self, place: int, starts: Mapping[Situation, _Reached]) -> _Frontier:
         """Follow what looks quickest at each point, for a schedule to beat."""
         frontier = self._frontier(place, starts)
-        here, situation, reached = min(
-            ((place, situation, reached) for situation, reached in starts.items()),
-            key=self._promise,
-        )
+        first = ((place, situation, reached) for situation, reached in starts.items())
+        here, situation, reached = min(first, key=self._promise)
         while here < self._count:
             here, situation, reached = min(
                 self._children(here, situation, reached), key=self._promise
