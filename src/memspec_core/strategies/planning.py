@@ -13,10 +13,10 @@ out: their seconds so far, with the least that the rest can take, are too many. 
 says how much better the best schedule could be.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import combinations, permutations
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from memspec_core.strategies.known_answer import (
     SAME_TIME,
@@ -102,6 +102,10 @@ class _Reached(NamedTuple):
     before: "_Reached | None" = None
 
 
+_Child: TypeAlias = tuple[int, Situation, _Reached]
+"""A place, the situation there, and how it was reached."""
+
+
 @dataclass
 class _Frontier:
     """Situations by place, each with the quickest way to it, and that to the answer's end.
@@ -179,16 +183,15 @@ class _Search:
     def _straight_on(self, place: int, starts: Mapping[Situation, _Reached]) -> _Frontier:
         """Follow what looks quickest at each point, for a schedule to beat."""
         frontier = self._frontier(place, starts)
-        first = ((place, situation, reached) for situation, reached in starts.items())
-        here, situation, reached = min(first, key=self._promise)
+        coming: Iterable[_Child] = ((place, *start) for start in starts.items())
+        here, situation, reached = min(coming, key=self._promise)
         while here < self._count:
-            here, situation, reached = min(
-                self._children(here, situation, reached), key=self._promise
-            )
+            coming = self._children(here, situation, reached)
+            here, situation, reached = min(coming, key=self._promise)
             frontier.add(here, situation, reached)
         return frontier
 
-    def _promise(self, reached: tuple[int, Situation, _Reached]) -> float:
+    def _promise(self, reached: _Child) -> float:
         place, situation, how = reached
         return how.seconds + self._rest.of_two(place, situation)
 
@@ -207,9 +210,7 @@ class _Search:
             frontier.lost_seconds = min(frontier.lost_seconds, *lost)
         return kept[:width]
 
-    def _children(
-        self, place: int, situation: Situation, reached: _Reached
-    ) -> Iterator[tuple[int, Situation, _Reached]]:
+    def _children(self, place: int, situation: Situation, reached: _Reached) -> Iterator[_Child]:
         """Yield what one interval can lead to."""
         known = self._known
         at_start = reached.step is None and place == 0
