@@ -91,6 +91,21 @@ def test_what_is_missing_or_unknown_is_named() -> None:
         parse_profile([], "board.json")
 
 
+def test_drafts_of_their_own() -> None:
+    own = {"general_only": {"draft_step_seconds": {"value": 0.09, "source": "measured here"}}}
+    profile = parse_profile(fields() | {"drafts": own}, "board.json")
+    assert profile.of("general_only").draft_step_seconds == 0.09
+    assert profile.of("general_only").load_seconds == profile.load_seconds
+    assert profile.of("code") == profile
+    for wrong, words in (
+        ({"x": {"verify_seconds": {"value": [1, 2], "source": "s"}}}, "number 'verify_seconds'"),
+        ({"x": {"draft_bytes": {"value": -1, "source": "s"}}}, "x: draft_bytes is -1"),
+        ({"x": 3}, "x: the draft's numbers is no JSON object"),
+    ):
+        with pytest.raises(ProfileError, match=words):
+            parse_profile(fields() | {"drafts": wrong}, "board.json")
+
+
 def test_files(tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match="neither a file nor one of agx_orin"):
         load_profile("orin")

@@ -1,13 +1,14 @@
 """Hardware profiles of the simulator: what passes, steps and loads cost on a machine.
 
 A profile is a JSON file: `name`, `description`, and `numbers`, each with its `value` and its
-`source`, which says where it was measured or published, or that it is an assumption and why. The
-project brings some along; any other file of that form does as well.
+`source`, which says where it was measured or published, or that it is an assumption and why.
+`drafts`, which may be left out, has such numbers by draft, for those that are not like the others.
+The project brings some along; any other file of that form does as well.
 """
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,9 @@ _RANGES: Mapping[str, tuple[float, float]] = {
 }
 """The numbers of a profile, each with what it can be at the least and at the most."""
 
+_OF_A_DRAFT = ("draft_bytes", "draft_step_seconds", "catch_up_seconds")
+"""Those that a draft can have of its own."""
+
 
 @dataclass(frozen=True)
 class Profile:
@@ -37,7 +41,8 @@ class Profile:
     `draft_step_seconds` for each proposal, `catch_up_seconds` and `prompt_seconds` for each token
     of the context that a draft, or the target, reads ahead; `prediction_seconds` for each ranking
     by a predictor. A draft has `draft_bytes`, which load at `storage_bytes_per_second`; while one
-    loads, decoding takes `load_slowdown` times as long.
+    loads, decoding takes `load_slowdown` times as long. `drafts`: by name, the numbers of those
+    that are not like the others.
     """
 
     name: str
@@ -51,6 +56,12 @@ class Profile:
     prompt_seconds: float
     prediction_seconds: float
     load_slowdown: float
+    drafts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    def of(self, draft: str) -> "Profile":
+        """Return the profile with a draft's own numbers in the place of the usual ones."""
+        own: Mapping[str, Any] = self.drafts.get(draft, {})
+        return replace(self, **own) if own else self
 
     @property
     def load_seconds(self) -> float:
@@ -96,7 +107,9 @@ def parse_profile(fields: object, origin: str) -> Profile:
         if name not in _RANGES:
             raise ProfileError(f"The profile {origin} has an unknown number '{name}'.")
     values: dict[str, Any] = {name: _value(numbers, name, origin) for name in _RANGES}
-    return Profile(**texts, **values)
+    drafts = _mapping(whole.get("drafts", {}), origin, "drafts")
+    own = {draft: _own_numbers(found, f"{origin}, {draft}") for draft, found in drafts.items()}
+    return Profile(**texts, **values, drafts=own)
 
 
 def measured_profile(
@@ -128,6 +141,18 @@ def measured_profile(
         prediction_seconds=prediction_seconds,
         load_slowdown=load_slowdown,
     )
+
+
+def _own_numbers(found: object, origin: str) -> Mapping[str, float]:
+    numbers = _mapping(found, origin, "the draft's numbers")
+    for name in numbers:
+        if name not in _OF_A_DRAFT:
+            raise ProfileError(
+                f"The profile {origin} has the number '{name}'; a draft can have "
+                f"{', '.join(_OF_A_DRAFT)} of its own."
+            )
+    own: dict[str, Any] = {name: _value(numbers, name, origin) for name in numbers}
+    return own
 
 
 def _mapping(value: object, origin: str, what: str) -> Mapping[str, Any]:
