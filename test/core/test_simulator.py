@@ -14,7 +14,7 @@ from memspec_core.cli.main import main
 from memspec_core.errors import ProfileError, SettingsError, TraceError
 from memspec_core.evaluation.acceptance import dynamic_walk, gains, static_oracle, walk
 from memspec_core.evaluation.comparison import StrategyRun
-from memspec_core.evaluation.foretold import Foretold, Recall
+from memspec_core.evaluation.foretold import Foretold, NearMisses, Recall
 from memspec_core.evaluation.paperlike import DRAFTS, PaperLike, paper_like_trace
 from memspec_core.evaluation.profiles import Profile, load_profile
 from memspec_core.evaluation.simulated import SimulatedClock, SimulatedDraft, SimulatedLoader
@@ -386,6 +386,28 @@ def test_a_foretold_ranking_has_the_recall_that_was_asked_for() -> None:
         assert first == pytest.approx(recall.top_one, abs=0.03)
         assert among_two == pytest.approx(recall.top_two, abs=0.03)
         assert all(sorted(order) == sorted(DRAFTS) for order in orders)
+
+
+def test_near_misses_come_in_runs_where_two_drafts_are_nearly_equal() -> None:
+    gained = np.array([[1, 2, 3, 4, 5]] * 6000)
+
+    def orders(near: NearMisses, step: int) -> list[tuple[str, ...]]:
+        strategy = Foretold("memspec", None, DRAFTS, gained, near, seed=1)
+        return [strategy.rank(Context((), place=place)).order for place in range(0, 6000, step)]
+
+    def missed(near: NearMisses, step: int = 1) -> list[bool]:
+        return [order[0] != "medical" for order in orders(near, step)]
+
+    # The best one leads by a token in the coming tokens and by one in the answer.
+    assert 0.1 < np.mean(missed(NearMisses(noise=2.0, lost=0.0))) < 0.22
+    assert not any(missed(NearMisses(noise=0.3, lost=0.0)))
+    runs = missed(NearMisses(noise=4.0, memory_tokens=50.0, lost=0.0))
+    changes = np.mean(np.diff(np.array(runs, int)) != 0)
+    assert changes < 0.25 * np.mean(runs)
+    assert orders(NearMisses(), 4) == orders(NearMisses(), 4)
+    lost = orders(NearMisses(lost=1.0), 1)
+    assert not any("medical" in order[:2] for order in lost)
+    assert all(sorted(order) == sorted(DRAFTS) for order in lost)
 
 
 def test_it_foretells_the_coming_passage() -> None:

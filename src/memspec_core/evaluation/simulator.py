@@ -24,7 +24,7 @@ from memspec_core.evaluation.comparison import (
     StrategyRun,
     compared_strategy,
 )
-from memspec_core.evaluation.foretold import Foretold, Recall
+from memspec_core.evaluation.foretold import Foresight, Foretold
 from memspec_core.evaluation.profiles import Profile
 from memspec_core.evaluation.simulated import (
     Replay,
@@ -70,7 +70,7 @@ class SimulationPlan:
     strategies: tuple[str, ...] = SIMULATED_STRATEGIES
     parameters: Mapping[str, object] = field(default_factory=dict)
     head: RankingHead | None = None
-    recall: Recall | None = None
+    recall: Foresight | None = None
     max_new_tokens: int = 0
     budget_bytes: float = 0.0
 
