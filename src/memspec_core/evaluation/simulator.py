@@ -63,7 +63,8 @@ class SimulationPlan:
     "lookup"; the baseline is always among them. `parameters` are the node's; draft_length must be
     fixed. `head` is the predictor of the strategies that have one; with a `recall` instead, they
     foretell with that. `max_new_tokens` 0 takes the answers as long as they were traced.
-    `budget_bytes` for drafts bounds them beside K; 0: there is room for all.
+    `budget_bytes` for drafts bounds them beside K; 0: there is room for all. `drafts`: those of the
+    trace that strategies choose from, all if empty; "static:" may name any other as well.
     """
 
     profile: Profile
@@ -73,18 +74,22 @@ class SimulationPlan:
     recall: Foresight | None = None
     max_new_tokens: int = 0
     budget_bytes: float = 0.0
+    drafts: tuple[str, ...] = ()
 
-    def settings(self, drafts: Sequence[str]) -> Settings:
+    def settings(self, traced: Sequence[str]) -> Settings:
         """Return the runtime's settings; raises `SettingsError`, or `ProfileError`."""
+        missing = set(self.drafts) - set(traced)
+        if missing:
+            raise SettingsError(f"The trace has no draft '{min(missing)}'.")
         settings = Settings.from_parameters(
-            {"lookup": False, **self.parameters, "drafts.names": list(drafts)}
+            {"lookup": False, **self.parameters, "drafts.names": list(self.drafts or traced)}
         )
         if not settings.draft_length:
             raise SettingsError("draft_length is 0; the simulator needs a fixed one, such as 3.")
         self.profile.iteration_seconds(settings.draft_length)
         for name in self.strategies:
             draft = name.removeprefix(PINNED)
-            known = (*drafts, LOOKUP) if draft != name else SIMULATED_STRATEGIES
+            known = (*traced, LOOKUP) if draft != name else SIMULATED_STRATEGIES
             if draft not in known:
                 raise SettingsError(f"Unknown strategy '{name}'; there are {', '.join(known)}.")
         return settings
@@ -144,17 +149,23 @@ class Simulator:
     ) -> None:
         self._plan = plan
         self._settings = settings
-        self._traced = tuple(columns.values())
-        self._columns = {name: place for place, name in enumerate(columns)}
+        self._columns = columns
         self._lookup = lookup
         self._request = GenerationRequest(prompt="-")
 
     def runs(self, prompt: TracedPrompt, number: int) -> list[StrategyRun]:
         """Answer a prompt with each strategy; the number tells prompts apart."""
-        replay = self._replay(prompt, self._settings.lookup)
-        names = dict.fromkeys((BASELINE, *self._plan.strategies))
-        alone = self._replay(prompt, True) if ONLY_LOOKUP in names else replay
-        return [self._run(name, alone if name == ONLY_LOOKUP else replay, number) for name in names]
+        usual = self._replay(prompt, self._settings.lookup)
+        runs = []
+        for name in dict.fromkeys((BASELINE, *self._plan.strategies)):
+            alone = name.removeprefix(PINNED)
+            replay = usual
+            if name == ONLY_LOOKUP:
+                replay = self._replay(prompt, lookup=True)
+            elif alone != name and alone not in usual.columns:
+                replay = self._replay(prompt, self._settings.lookup, (alone,))
+            runs.append(self._run(name, replay, number))
+        return runs
 
     def iterations(
         self,
@@ -171,16 +182,18 @@ class Simulator:
         """Return what an oracle knows of a prompt's answer on this machine."""
         return self._known(self._replay(prompt, self._settings.lookup))
 
-    def _replay(self, prompt: TracedPrompt, lookup: bool) -> Replay:
+    def _replay(self, prompt: TracedPrompt, lookup: bool, drafts: Sequence[str] = ()) -> Replay:
+        """Return what the answer is replayed from, with the candidate drafts or with others."""
         length = self._settings.draft_length
+        names = drafts or self._settings.draft_names
         limit = self._plan.max_new_tokens or len(prompt.token_ids)
         looked_up = None
         if lookup and self._lookup is not None:
             looked_up = gains(prompt, self._lookup, length)
         return Replay(
             prompt,
-            all_gains(prompt, self._traced, length)[:limit],
-            self._columns,
+            all_gains(prompt, [self._columns[name] for name in names], length)[:limit],
+            {name: place for place, name in enumerate(names)},
             self._plan.profile,
             looked_up,
         )
@@ -188,7 +201,7 @@ class Simulator:
     def _known(self, replay: Replay) -> KnownAnswer:
         """Return what an oracle knows; not that an iteration with a lookup takes less time."""
         length = self._settings.draft_length
-        of = [self._plan.profile.of(name) for name in self._columns]
+        of = [self._plan.profile.of(name) for name in replay.columns]
         gained = replay.gains
         if replay.looked_up is not None:
             sure = replay.prompt.matched[: len(gained)] >= SURE_MATCH
@@ -229,7 +242,7 @@ class Simulator:
         )
 
     def _strategy(self, name: str, replay: Replay, number: int, clock: SimulatedClock) -> Strategy:
-        compared = compared_strategy(name, tuple(self._columns), partial(self._known, replay))
+        compared = compared_strategy(name, tuple(replay.columns), partial(self._known, replay))
         if compared is not None:
             return compared
         if name not in (MemSpec.name, PredictionOnly.name):
@@ -243,7 +256,7 @@ class Simulator:
             return create_strategy(replace(self._settings, strategy=name), self._plan.head)
         prepares = {kind.name: kind.prepares for kind in (MemSpec, PredictionOnly)}[name]
         return Foretold(
-            name, prepares, tuple(self._columns), replay.gains, self._plan.recall, number
+            name, prepares, tuple(replay.columns), replay.gains, self._plan.recall, number
         )
 
 
