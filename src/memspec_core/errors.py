@@ -71,3 +71,11 @@ class PredictorError(MemSpecError):
 
 class ProfileError(MemSpecError):
     """A hardware profile is missing, or one of its numbers is missing or cannot be."""
+
+
+class RecordError(MemSpecError):
+    """A record of generations is missing, or a line of it is none."""
+
+
+class OutputError(MemSpecError):
+    """What a command is to write has no place, or would replace something."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from memspec_core.errors import CacheMismatchError
+from memspec_core.errors import CacheMismatchError, OutputError
 
 
 @contextlib.contextmanager
@@ -20,6 +20,17 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
+
+
+def check_output(path: Path, *, may_replace: bool) -> None:
+    """Raise `OutputError` where something is to be written that has no place or replaces another.
+
+    To be asked before the work that makes it.
+    """
+    if path.exists() and not may_replace:
+        raise OutputError(f"{path} exists already; choose another name, or replace it: --force.")
+    if not path.parent.is_dir():
+        raise OutputError(f"There is no folder {path.parent} to write {path.name} into; make it.")
 
 
 def claim_folder(

@@ -92,7 +92,7 @@ def iterations(
     plan = plan_for(profile, **changes)
     names = [name for name in trace.drafts if name != "lookup"]
     columns = {name: column for column, name in enumerate(names)}
-    simulator = Simulator(plan, plan.settings(names), columns, trace.drafts.index("lookup"))
+    simulator = Simulator(plan, plan.settings(names), columns, lookup=trace.drafts.index("lookup"))
     return simulator.iterations(strategy, trace.prompts[0])  # type: ignore[arg-type]
 
 
@@ -204,7 +204,7 @@ def test_the_oracle_follows_its_plan_beside_the_lookup() -> None:
     plan = replace(plan_for(lookup=True), strategies=("oracle_dynamic",))
     oracle = by_strategy(simulate(trace, plan))["oracle_dynamic"][0]
     columns = {name: column for column, name in enumerate(DRAFTS)}
-    simulator = Simulator(plan, plan.settings(DRAFTS), columns, len(DRAFTS))
+    simulator = Simulator(plan, plan.settings(DRAFTS), columns, lookup=len(DRAFTS))
     planned = best_schedule(simulator.known_answer(trace.prompts[0]))
     assert 0 < oracle.seconds < planned.seconds  # it does not count that lookups take no steps
 

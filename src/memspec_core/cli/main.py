@@ -49,6 +49,7 @@ def _parser() -> argparse.ArgumentParser:
         simulate,
         trace,
         train_predictor,
+        tune,
     )
 
     parser = argparse.ArgumentParser(
@@ -67,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
         bench,
         compare,
         simulate,
+        tune,
     ):
         command.add_parser(commands)
     return parser

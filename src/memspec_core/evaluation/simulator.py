@@ -11,6 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
+from typing import ClassVar
 
 import numpy as np
 
@@ -115,7 +116,7 @@ def simulate(
     lookup = trace.drafts.index(LOOKUP) if LOOKUP in trace.drafts else None
     if lookup is None and (settings.lookup or ONLY_LOOKUP in plan.strategies):
         raise TraceError("The trace has no column of the lookup; set lookup to false.")
-    simulator = Simulator(plan, settings, columns, lookup)
+    simulator = Simulator(plan, settings, columns, lookup=lookup)
     count = len(trace.prompts)
     runs: list[StrategyRun] = []
     for number, found in enumerate(_spread(simulator, trace.prompts, jobs)):
@@ -130,8 +131,24 @@ def _spread(
     if jobs < 2:
         yield from map(simulator.runs, prompts, range(len(prompts)))
         return
-    with ProcessPoolExecutor(jobs) as pool:
-        yield from pool.map(simulator.runs, prompts, range(len(prompts)), chunksize=8)
+    # Each process is given all prompts once: with the target's states they are large.
+    with ProcessPoolExecutor(jobs, initializer=_Share.begin, initargs=(simulator, prompts)) as pool:
+        yield from pool.map(_Share.runs, range(len(prompts)), chunksize=8)
+
+
+class _Share:
+    """What a process of its own simulates."""
+
+    simulator: ClassVar["Simulator"]
+    prompts: ClassVar[Sequence[TracedPrompt]]
+
+    @classmethod
+    def begin(cls, simulator: "Simulator", prompts: Sequence[TracedPrompt]) -> None:
+        cls.simulator, cls.prompts = simulator, prompts
+
+    @classmethod
+    def runs(cls, number: int) -> list[StrategyRun]:
+        return cls.simulator.runs(cls.prompts[number], number)
 
 
 class Simulator:
@@ -145,6 +162,7 @@ class Simulator:
         plan: SimulationPlan,
         settings: Settings,
         columns: Mapping[str, int],
+        *,
         lookup: int | None = None,
     ) -> None:
         self._plan = plan
