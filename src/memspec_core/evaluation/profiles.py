@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from memspec_core.errors import ProfileError
-from memspec_core.speculation.calibration import Costs
+from memspec_core.files import whole_file
 
 FOLDER = Path(__file__).parent / "profiles"
 
@@ -112,35 +112,24 @@ def parse_profile(fields: object, origin: str) -> Profile:
     return Profile(**texts, **values, drafts=own)
 
 
-def measured_profile(
-    name: str,
-    costs: Costs,
-    *,
-    draft: str,
-    draft_bytes: float,
-    load_seconds: float,
-    catch_up_seconds: float,
-    prediction_seconds: float,
-    load_slowdown: float,
-) -> Profile:
-    """Return the profile of the machine at hand from what was calibrated and observed on it.
+def write_profile(profile: Profile, sources: Mapping[str, str], path: Path) -> None:
+    """Write a profile's file, whole or not at all, with the source of each number.
 
-    `draft`: whose step stands for all. The bandwidth is 1e8 at the least, for one not measured.
+    `sources`: by number, and one named `drafts` for those that drafts have of their own.
     """
-    rows = len(costs.verify_seconds)
-    return Profile(
-        name=name,
-        description="measured when the models were loaded",
-        memory_bytes_per_second=max(costs.read_bytes_per_second, 1e8),
-        storage_bytes_per_second=draft_bytes / load_seconds,
-        draft_bytes=draft_bytes,
-        verify_seconds=costs.verify_seconds,
-        draft_step_seconds=costs.step_seconds(draft),
-        catch_up_seconds=catch_up_seconds,
-        prompt_seconds=costs.verify_seconds[-1] / rows,
-        prediction_seconds=prediction_seconds,
-        load_slowdown=load_slowdown,
-    )
+    numbers = {name: {"value": getattr(profile, name), "source": sources[name]} for name in _RANGES}
+    drafts = {
+        draft: {name: {"value": value, "source": sources["drafts"]} for name, value in own.items()}
+        for draft, own in profile.drafts.items()
+    }
+    fields = {
+        "name": profile.name,
+        "description": profile.description,
+        "numbers": numbers,
+        "drafts": drafts,
+    }
+    with whole_file(path) as file:
+        file.write(json.dumps(fields, indent=2).encode() + b"\n")
 
 
 def _own_numbers(found: object, origin: str) -> Mapping[str, float]:
