@@ -229,6 +229,23 @@ def test_memory_may_hold_fewer_drafts_than_the_capacity() -> None:
     assert sum(run.fallback for run in tight) > sum(run.fallback for run in roomy)
 
 
+def test_a_load_beside_decoding_may_take_longer_than_one_that_is_waited_for() -> None:
+    stretched = replace(SECONDS, load_stretch=2.0)
+    clock = SimulatedClock()
+    loader = SimulatedLoader(stretched, 7, clock)
+    loader.start("a")
+    loader.start("b")
+    assert loader.busy_seconds == pytest.approx(10.0)
+    clock.seconds = 3.0
+    assert loader.wait().name == "a"
+    assert clock.seconds == pytest.approx(4.0)
+    assert loader.busy_seconds == pytest.approx(5.0)
+    trace = small_trace([[0, 0]] * 14, ("general", "code"))
+    events = iterations(trace, Wants("general", "code"), stretched, scheduling_interval=2)
+    assert events[0].seconds.load_wait == pytest.approx(2.5)
+    assert [event.draft for event in events] == ["general"] * 8 + ["code"] * 6
+
+
 def test_drafts_and_loader() -> None:
     clock = SimulatedClock()
     loader = SimulatedLoader(SECONDS, 7, clock)
@@ -258,8 +275,9 @@ def test_drafts_and_loader() -> None:
         SECONDS,
         replace(SECONDS, catch_up_seconds=0.004, load_slowdown=1.2),
         replace(SECONDS, storage_bytes_per_second=2.5e5, catch_up_seconds=0.001),
+        replace(SECONDS, load_stretch=1.5, load_slowdown=1.5),
     ],
-    ids=["paper", "interference", "slow storage"],
+    ids=["paper", "interference", "slow storage", "slow beside decoding"],
 )
 def test_the_dynamic_oracle_takes_what_it_planned_and_nothing_is_faster(
     capacity: int, profile: Profile

@@ -111,9 +111,13 @@ class StrategyRun:
 
 @dataclass(frozen=True)
 class Answered:
-    """One answer in full; `run` without the name of a prompt set is one of the warm-up's."""
+    """One answer in full; `run` without the name of a prompt set is one of the warm-up's.
+
+    `load_seconds`: what all of its loads took.
+    """
 
     run: StrategyRun
+    load_seconds: float
     prompt_ids: tuple[int, ...]
     iterations: tuple[Iteration, ...]
 
@@ -202,7 +206,7 @@ class _Comparison:
 
     def _answer(self, name: str, set_name: str, index: int, text: str) -> StrategyRun:
         self._forget()
-        loads = self._runtime.snapshot().loads.loads
+        before = self._runtime.snapshot().loads
         iterations: list[Iteration] = []
         moments: list[float] = []
 
@@ -215,6 +219,7 @@ class _Comparison:
         if result.finish_reason is FinishReason.ABORTED:
             raise MeasurementError(result.error)
         first, stats = iterations[0].seconds, result.stats
+        after = self._runtime.snapshot().loads
         run = StrategyRun(
             strategy=name,
             prompt_set=set_name,
@@ -228,12 +233,13 @@ class _Comparison:
             first_wait=first.load_wait,
             elapsed=moments[-1] - moments[0] + first.decode + first.prediction,
             switches=stats.draft_switches,
-            loads=self._runtime.snapshot().loads.loads - loads,
+            loads=after.loads - before.loads,
             token_ids=result.token_ids,
         )
         if self._observer is not None:
             ids = tuple(self._prompt_ids(request))
-            self._observer.answered(Answered(run, ids, tuple(iterations)))
+            spent = after.load_seconds_sum - before.load_seconds_sum
+            self._observer.answered(Answered(run, spent, ids, tuple(iterations)))
         return run
 
     def _prompt_ids(self, request: GenerationRequest) -> list[int]:
@@ -266,7 +272,7 @@ class _Comparison:
             load_seconds=[loading] * len(names),
             catch_up_seconds=[costs.catch_up_seconds(name, 1) for name in names],
             prompt_tokens=len(ids),
-            load_slowdown=1.0 + costs.lost_seconds(1.0),
+            load_slowdown=1.0 / (1.0 - costs.lost_seconds(1.0)),
         )
 
     def _forget(self) -> None:

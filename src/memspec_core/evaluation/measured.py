@@ -7,7 +7,8 @@
 | catching up | the planner: a share of a step for each token |
 | a load | the median of the loads that were waited for |
 | a prediction | the mean of the predicting strategies' scheduling points |
-| slowdown by loads | what iterations took beyond that where drafts were loaded in the background |
+| loads' stretch | the mean load in the background, over that |
+| slowdown by loads | what iterations took beyond their usual time, of that of loads beside them |
 
 All but the first three depend on the strategies that ran; what did not occur stays at what
 calibration says, or at no cost.
@@ -27,10 +28,12 @@ from memspec_core.request import LOOKUP, PLAIN
 from memspec_core.runtime import Runtime
 from memspec_core.settings import Settings
 from memspec_core.snapshot import RuntimeSnapshot
-from memspec_core.strategies import MemSpec, PredictionOnly
+from memspec_core.strategies import MabSync, MemSpec, PredictionOnly
 from memspec_core.strategies.utility import DraftCosts
 
-MOST_SLOWDOWN = 10.0
+MOST = 10.0
+"""The slowdown and the stretch that a profile can have at the most."""
+
 LEAST_BYTES_PER_SECOND = 1e8
 """Of the memory, for one that was not measured: the least that a profile can have."""
 
@@ -95,7 +98,8 @@ class MachineObserver:
             catch_up_seconds=statistics.median(catch_up.values()),
             prompt_seconds=self._prompt_seconds(),
             prediction_seconds=self._prediction_seconds(),
-            load_slowdown=self._load_slowdown(iterations, catch_up, load),
+            load_slowdown=self._load_slowdown(iterations, catch_up),
+            load_stretch=min(max(1.0, self._background_load_seconds(load) / load), MOST),
             drafts={
                 draft: {
                     "draft_bytes": sizes[draft],
@@ -119,6 +123,7 @@ class MachineObserver:
             "prompt_seconds": f"{answers}: reading the prompt, by token",
             "prediction_seconds": f"{answers}: mean scheduling point with a predictor",
             "load_slowdown": f"{answers}: what iterations took beyond that beside loads",
+            "load_stretch": f"{answers}: the mean load in the background over the usual one",
             "drafts": f"as the usual numbers, from {answers}",
         }
 
@@ -154,23 +159,32 @@ class MachineObserver:
         ]
         return statistics.fmean(points) if points else 0.0
 
+    def _background(self) -> Iterator[Answered]:
+        """Yield the answers that loaded more than the first draft, and did not wait for it."""
+        for answer in self._answers:
+            if answer.run.loads > 1 and answer.run.strategy != MabSync.name:
+                yield answer
+
+    def _background_load_seconds(self, waited: float) -> float:
+        answers = list(self._background())
+        loads = sum(answer.run.loads - 1 for answer in answers)
+        spent = sum(answer.load_seconds - answer.run.first_wait for answer in answers)
+        return spent / loads if loads else waited
+
     def _load_slowdown(
-        self, iterations: Mapping[str, float], catch_up: Mapping[str, float], load_seconds: float
+        self, iterations: Mapping[str, float], catch_up: Mapping[str, float]
     ) -> float:
         """Return how many times as long decoding takes beside a load."""
         extra = loading = 0.0
-        for answer in self._answers:
-            background = answer.run.loads - 1
-            if background < 1 or answer.run.load_wait > load_seconds / 2:
-                continue
-            loading += background * load_seconds
+        for answer in self._background():
+            loading += answer.load_seconds - answer.run.first_wait
             extra += sum(
-                iteration.seconds.decode - iterations[iteration.draft] - unseen * catch_up[draft]
+                iteration.seconds.decode - iterations[draft] - unseen * catch_up[draft]
                 for draft, unseen, iteration in _with_unseen(answer)
-                if iteration.draft in iterations
+                if draft in iterations
             )
-        lost = extra / loading if loading else 0.0
-        return 1.0 / (1.0 - min(max(lost, 0.0), 1.0 - 1.0 / MOST_SLOWDOWN))
+        lost = extra / loading if loading > 0 else 0.0
+        return 1.0 / (1.0 - min(max(lost, 0.0), 1.0 - 1.0 / MOST))
 
 
 def _successive(answer: Answered) -> Iterator[tuple[str, Iteration]]:

@@ -27,6 +27,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "prompt_seconds": (0.0, 10.0),
     "prediction_seconds": (0.0, 10.0),
     "load_slowdown": (1.0, 10.0),
+    "load_stretch": (1.0, 10.0),
 }
 """The numbers of a profile, each with what it can be at the least and at the most."""
 
@@ -41,7 +42,8 @@ class Profile:
     `draft_step_seconds` for each proposal, `catch_up_seconds` and `prompt_seconds` for each token
     of the context that a draft, or the target, reads ahead; `prediction_seconds` for each ranking
     by a predictor. A draft has `draft_bytes`, which load at `storage_bytes_per_second`; while one
-    loads, decoding takes `load_slowdown` times as long. `drafts`: by name, the numbers of those
+    loads, decoding takes `load_slowdown` times as long, and a load beside decoding `load_stretch`
+    times as long as one that is waited for. `drafts`: by name, the numbers of those
     that are not like the others.
     """
 
@@ -56,6 +58,7 @@ class Profile:
     prompt_seconds: float
     prediction_seconds: float
     load_slowdown: float
+    load_stretch: float = 1.0
     drafts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def of(self, draft: str) -> "Profile":
@@ -65,8 +68,13 @@ class Profile:
 
     @property
     def load_seconds(self) -> float:
-        """Seconds from a draft's being asked for to its being resident, on an idle loader."""
+        """Seconds from a draft's being asked for to its being resident, where nothing else runs."""
         return self.draft_bytes / self.storage_bytes_per_second
+
+    @property
+    def background_load_seconds(self) -> float:
+        """The same beside decoding."""
+        return self.load_seconds * self.load_stretch
 
     def iteration_seconds(self, length: int) -> float:
         """Return what an iteration of `length` proposals takes; raises `ProfileError`."""

@@ -63,7 +63,10 @@ class SimulatedDraft:
 
 
 class SimulatedLoader:
-    """Loads drafts one after another, each in the profile's time."""
+    """Loads drafts one after another, each in the profile's time beside decoding.
+
+    While one is waited for, time goes by as fast for loads as where nothing else runs.
+    """
 
     def __init__(self, profile: Profile, prompt_tokens: int, clock: SimulatedClock) -> None:
         self._profile = profile
@@ -79,7 +82,7 @@ class SimulatedLoader:
     def start(self, name: str) -> None:
         """Begin to load a draft once those before it are loaded."""
         begins = self._clock.seconds + max(0.0, self.busy_seconds)
-        self._under_way.append((name, begins + self._profile.of(name).load_seconds))
+        self._under_way.append((name, begins + self._profile.of(name).background_load_seconds))
 
     def finished(self) -> list[FinishedLoad]:
         """Take over all loads that have ended by now."""
@@ -90,12 +93,15 @@ class SimulatedLoader:
 
     def wait(self) -> FinishedLoad:
         """Let time pass until the next load has ended."""
-        self._clock.seconds = max(self._clock.seconds, self._under_way[0][1])
+        left = max(0.0, self._under_way[0][1] - self._clock.seconds)
+        waited = left / self._profile.load_stretch
+        self._clock.seconds += waited
+        self._under_way = deque((name, end - left + waited) for name, end in self._under_way)
         return self._taken_over()
 
     def _taken_over(self) -> FinishedLoad:
         name, _ = self._under_way.popleft()
-        seconds = self._profile.of(name).load_seconds
+        seconds = self._profile.of(name).background_load_seconds
         return FinishedLoad(name, seconds, SimulatedDraft(name, -self._prompt_tokens))
 
 
@@ -260,7 +266,7 @@ class SimulatedCosts:
 
     def lost_seconds(self, load_seconds: float) -> float:
         """Return how much of its time decoding loses beside a load."""
-        return (self._profile.load_slowdown - 1.0) * load_seconds
+        return (1.0 - 1.0 / self._profile.load_slowdown) * load_seconds
 
 
 class TimedStrategy:

@@ -229,7 +229,7 @@ class Simulator:
             capacity=self._settings.resident_capacity,
             interval=self._settings.scheduling_interval,
             iteration_seconds=[profile.iteration_seconds(length) for profile in of],
-            load_seconds=[profile.load_seconds for profile in of],
+            load_seconds=[profile.background_load_seconds for profile in of],
             catch_up_seconds=[profile.catch_up_seconds for profile in of],
             prompt_tokens=len(replay.prompt.prompt_ids),
             load_slowdown=self._plan.profile.load_slowdown,
