@@ -64,7 +64,10 @@ class MemorySnapshot:
 
 @dataclass(frozen=True)
 class LoadCounters:
-    """Loads of drafts since configure. A hit: a wanted draft was resident when scheduled."""
+    """Loads of drafts since configure. A hit: a wanted draft was resident when scheduled.
+
+    `load_seconds_sum`: what all loads took together.
+    """
 
     loads: int = 0
     hits: int = 0
@@ -73,6 +76,7 @@ class LoadCounters:
     failures: int = 0
     load_seconds_p50: float = 0.0
     load_seconds_p95: float = 0.0
+    load_seconds_sum: float = 0.0
 
 
 @dataclass(frozen=True)

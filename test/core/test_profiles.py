@@ -1,6 +1,7 @@
 """Hardware profiles: those that come along, and what is refused."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,10 @@ from memspec_core.errors import ProfileError
 from memspec_core.evaluation.profiles import (
     FOLDER,
     load_profile,
-    measured_profile,
     parse_profile,
     profile_names,
+    write_profile,
 )
-from memspec_core.speculation.calibration import Costs
 
 
 def fields(name: str = "orin_nano") -> dict[str, Any]:
@@ -91,6 +91,21 @@ def test_what_is_missing_or_unknown_is_named() -> None:
         parse_profile([], "board.json")
 
 
+def test_drafts_of_their_own() -> None:
+    own = {"general_only": {"draft_step_seconds": {"value": 0.09, "source": "measured here"}}}
+    profile = parse_profile(fields() | {"drafts": own}, "board.json")
+    assert profile.of("general_only").draft_step_seconds == 0.09
+    assert profile.of("general_only").load_seconds == profile.load_seconds
+    assert profile.of("code") == profile
+    for wrong, words in (
+        ({"x": {"verify_seconds": {"value": [1, 2], "source": "s"}}}, "number 'verify_seconds'"),
+        ({"x": {"draft_bytes": {"value": -1, "source": "s"}}}, "x: draft_bytes is -1"),
+        ({"x": 3}, "x: the draft's numbers is no JSON object"),
+    ):
+        with pytest.raises(ProfileError, match=words):
+            parse_profile(fields() | {"drafts": wrong}, "board.json")
+
+
 def test_files(tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match="neither a file nor one of agx_orin"):
         load_profile("orin")
@@ -108,18 +123,9 @@ def test_passes_of_more_rows_than_are_known() -> None:
         profile.iteration_seconds(16)
 
 
-def test_what_was_measured_is_a_profile() -> None:
-    costs = Costs((0.01, 0.012), {"code": 0.001}, 2e10)
-    profile = measured_profile(
-        "here",
-        costs,
-        draft="code",
-        draft_bytes=1e6,
-        load_seconds=0.02,
-        catch_up_seconds=1e-4,
-        prediction_seconds=1e-4,
-        load_slowdown=1.1,
-    )
-    assert profile.load_seconds == pytest.approx(0.02)
-    assert profile.iteration_seconds(1) == pytest.approx(0.013)
-    assert profile.prompt_seconds == pytest.approx(0.006)
+def test_a_profile_that_was_written_is_read_as_it_was(tmp_path: Path) -> None:
+    own = {"code": {"draft_step_seconds": 0.09}}
+    profile = replace(load_profile("orin_nano"), name="mine", drafts=own)
+    sources = dict.fromkeys((*fields()["numbers"], "drafts"), "measured here")
+    write_profile(profile, sources, tmp_path / "mine.json")
+    assert load_profile(str(tmp_path / "mine.json")) == profile

@@ -2,12 +2,16 @@
 
 import argparse
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from memspec_core.cli.arguments import Subparsers, names, positive
 from memspec_core.cli.progress import Progress
 from memspec_core.settings import STRATEGY_NAMES, read_parameters
+
+if TYPE_CHECKING:
+    from memspec_core.evaluation.comparison import ComparisonPlan
 
 
 def add_parser(commands: Subparsers) -> None:
@@ -48,6 +52,19 @@ def add_parser(commands: Subparsers) -> None:
     parser.add_argument(
         "--warm", action="store_true", help="leave the files in the page cache between answers"
     )
+    parser.add_argument(
+        "--validate",
+        action="store_true",
+        help="simulate every other prompt as well, on the machine as the rest of them measures it, "
+        "and show both side by side; needs --trace and a fixed draft length",
+    )
+    parser.add_argument(
+        "--write-profile",
+        type=Path,
+        metavar="PROFILE.json",
+        help="write the machine as it was measured, for memspec simulate",
+    )
+    parser.add_argument("--force", action="store_true", help="replace the profile's file")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
@@ -57,8 +74,14 @@ def run(arguments: argparse.Namespace) -> int:
     from memspec_core.evaluation.comparison import PAPER_FORM, ComparisonPlan, compare
     from memspec_core.evaluation.comparison_report import as_json, table
     from memspec_core.evaluation.machine import describe_machine
+    from memspec_core.evaluation.measured import MachineObserver
+    from memspec_core.evaluation.profiles import write_profile
+    from memspec_core.files import check_output
     from memspec_core.training.prompts import read_prompt_sets
 
+    written = arguments.write_profile
+    if written is not None:
+        check_output(written, may_replace=arguments.force)
     parameters = read_parameters(arguments.config) if arguments.config else {}
     form = PAPER_FORM if arguments.form == "paper" else {}
     plan = ComparisonPlan(
@@ -70,8 +93,13 @@ def run(arguments: argparse.Namespace) -> int:
         cold=not arguments.warm,
         trace=arguments.trace,
     )
+    if arguments.validate:
+        return _validate(plan, arguments)
+    observer = None if written is None else MachineObserver(plan.settings())
     with Progress() as progress:
-        runs = compare(plan, progress.show)
+        runs = compare(plan, progress.show, observer)
+    if observer is not None:
+        write_profile(observer.profile(written.stem), observer.sources(), written)
     figures = as_json(runs)
     if arguments.json:
         settings = asdict(plan.settings())
@@ -79,4 +107,24 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(report, indent=1))
     else:
         print(table(figures))
+    return 0
+
+
+def _validate(plan: "ComparisonPlan", arguments: argparse.Namespace) -> int:
+    """Compare, simulate the same, and print both."""
+    from memspec_core.evaluation.machine import describe_machine
+    from memspec_core.evaluation.profiles import write_profile
+    from memspec_core.evaluation.validation import table, validate
+
+    with Progress() as progress:
+        validation = validate(plan, progress.show)
+    if arguments.write_profile is not None:
+        profile = replace(validation.profile, name=arguments.write_profile.stem)
+        write_profile(profile, validation.sources, arguments.write_profile)
+    if arguments.json:
+        settings = asdict(plan.settings())
+        report = {"machine": describe_machine(), "settings": settings}
+        print(json.dumps(report | validation.to_json(), indent=1))
+    else:
+        print(table(validation))
     return 0

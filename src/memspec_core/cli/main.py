@@ -50,6 +50,7 @@ def _parser() -> argparse.ArgumentParser:
         timeline,
         trace,
         train_predictor,
+        tune,
     )
 
     parser = argparse.ArgumentParser(
@@ -69,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
         compare,
         simulate,
         timeline,
+        tune,
     ):
         command.add_parser(commands)
     return parser

@@ -53,7 +53,8 @@ def add_parser(commands: Subparsers) -> None:
         type=_recall,
         metavar="TOP1,TOP2",
         help="instead of a predictor: how often the best draft is ranked first, and among the "
-        f"first two; for '{PAPER_LIKE}' 0.8,1 by default",
+        f"first two, misses anywhere; '{PAPER_LIKE}' has by default the paper's recall with misses "
+        "near ties",
     )
     parser.add_argument("--prompts", type=positive, default=100, help="of each domain, at the most")
     parser.add_argument("--max-new-tokens", type=positive, metavar="N")
@@ -69,7 +70,7 @@ def add_parser(commands: Subparsers) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Simulate and print."""
     from memspec_core.evaluation.comparison_report import as_json, table
-    from memspec_core.evaluation.foretold import Recall
+    from memspec_core.evaluation.foretold import Foresight, NearMisses, Recall
     from memspec_core.evaluation.paperlike import PaperLike, paper_like_trace
     from memspec_core.evaluation.profiles import load_profile
     from memspec_core.evaluation.simulation_record import SimulationRecord
@@ -82,14 +83,14 @@ def run(arguments: argparse.Namespace) -> int:
     from memspec_core.prediction.head import load_head
 
     profile = load_profile(arguments.profile)
-    recall = Recall(*arguments.recall) if arguments.recall else None
+    recall: Foresight | None = Recall(*arguments.recall) if arguments.recall else None
     head = None
     if arguments.trace == PAPER_LIKE:
         tokens = arguments.max_new_tokens or PaperLike().tokens
         trace = paper_like_trace(
             PaperLike(prompts=arguments.prompts, tokens=tokens, seed=arguments.seed)
         )
-        recall = recall or Recall()
+        recall = recall or NearMisses()
     else:
         trace = read_trace(Path(arguments.trace)).first(arguments.prompts)
         if arguments.predictor is not None:

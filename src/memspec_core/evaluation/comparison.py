@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from memspec_core.errors import MeasurementError, SettingsError, TraceError
 from memspec_core.evaluation.acceptance import all_gains
@@ -108,7 +109,34 @@ class StrategyRun:
         return self.desired + self.fallback + self.load_wait + self.prediction
 
 
-def compare(plan: ComparisonPlan, progress: Progress) -> list[StrategyRun]:
+@dataclass(frozen=True)
+class Answered:
+    """One answer in full; `run` without the name of a prompt set is one of the warm-up's.
+
+    `load_seconds`: what all of its loads took.
+    """
+
+    run: StrategyRun
+    load_seconds: float
+    prompt_ids: tuple[int, ...]
+    iterations: tuple[Iteration, ...]
+
+
+class Observer(Protocol):
+    """Sees what a comparison does."""
+
+    def answered(self, answer: Answered) -> None:
+        """See an answer."""
+        ...
+
+    def ended(self, runtime: Runtime) -> None:
+        """See the runtime at the end, while it is still loaded."""
+        ...
+
+
+def compare(
+    plan: ComparisonPlan, progress: Progress, observer: Observer | None = None
+) -> list[StrategyRun]:
     """Run every strategy on every prompt.
 
     Raises `SettingsError`, `CheckpointError`, `MemoryBudgetError`, and `MeasurementError` if an
@@ -122,7 +150,10 @@ def compare(plan: ComparisonPlan, progress: Progress) -> list[StrategyRun]:
     runtime.load()
     try:
         runtime.open()
-        return _Comparison(plan, settings, runtime, trace).runs(progress)
+        runs = _Comparison(plan, settings, runtime, trace, observer).runs(progress)
+        if observer is not None:
+            observer.ended(runtime)
+        return runs
     finally:
         runtime.close()
 
@@ -139,9 +170,15 @@ def compared_strategy(
 
 class _Comparison:
     def __init__(
-        self, plan: ComparisonPlan, settings: Settings, runtime: Runtime, trace: Trace | None
+        self,
+        plan: ComparisonPlan,
+        settings: Settings,
+        runtime: Runtime,
+        trace: Trace | None,
+        observer: Observer | None,
     ) -> None:
         self._plan = plan
+        self._observer = observer
         self._settings = settings
         self._trace = trace
         self._tokenizer = Tokenizer.of(open_checkpoint(settings.target_path))
@@ -169,7 +206,7 @@ class _Comparison:
 
     def _answer(self, name: str, set_name: str, index: int, text: str) -> StrategyRun:
         self._forget()
-        loads = self._runtime.snapshot().loads.loads
+        before = self._runtime.snapshot().loads
         iterations: list[Iteration] = []
         moments: list[float] = []
 
@@ -182,7 +219,8 @@ class _Comparison:
         if result.finish_reason is FinishReason.ABORTED:
             raise MeasurementError(result.error)
         first, stats = iterations[0].seconds, result.stats
-        return StrategyRun(
+        after = self._runtime.snapshot().loads
+        run = StrategyRun(
             strategy=name,
             prompt_set=set_name,
             prompt=index,
@@ -195,9 +233,17 @@ class _Comparison:
             first_wait=first.load_wait,
             elapsed=moments[-1] - moments[0] + first.decode + first.prediction,
             switches=stats.draft_switches,
-            loads=self._runtime.snapshot().loads.loads - loads,
+            loads=after.loads - before.loads,
             token_ids=result.token_ids,
         )
+        if self._observer is not None:
+            ids = tuple(self._prompt_ids(request))
+            spent = after.load_seconds_sum - before.load_seconds_sum
+            self._observer.answered(Answered(run, spent, ids, tuple(iterations)))
+        return run
+
+    def _prompt_ids(self, request: GenerationRequest) -> list[int]:
+        return self._tokenizer.prompt_ids(request.validated(()))
 
     def _strategy(self, name: str, request: GenerationRequest) -> Strategy:
         known = partial(self._known, request)
@@ -207,7 +253,7 @@ class _Comparison:
     def _known(self, request: GenerationRequest) -> KnownAnswer:
         """Return what an oracle knows of an answer; raises `TraceError` if the trace has it not."""
         assert self._trace is not None
-        ids = self._tokenizer.prompt_ids(request.validated(()))
+        ids = self._prompt_ids(request)
         found = (p for p in self._trace.prompts if p.prompt_ids.tolist() == ids)
         prompt = next(found, None)
         missing = set(self._settings.draft_names) - set(self._trace.drafts)
@@ -226,7 +272,7 @@ class _Comparison:
             load_seconds=[loading] * len(names),
             catch_up_seconds=[costs.catch_up_seconds(name, 1) for name in names],
             prompt_tokens=len(ids),
-            load_slowdown=1.0 + costs.lost_seconds(1.0),
+            load_slowdown=1.0 / (1.0 - costs.lost_seconds(1.0)),
         )
 
     def _forget(self) -> None:

@@ -45,14 +45,22 @@ def _part(runs: Sequence[StrategyRun], seed: int) -> dict[str, Any]:
 
 
 def _figures(runs: Sequence[StrategyRun], base: Sequence[StrategyRun], seed: int) -> dict[str, Any]:
+    same = (run.token_ids == of_base.token_ids for run, of_base in zip(runs, base, strict=True))
+    return {
+        **figures_of(runs),
+        "over_general_static": speed_over(runs, base, seed),
+        "same_tokens": sum(same),
+    }
+
+
+def figures_of(runs: Sequence[StrategyRun]) -> dict[str, Any]:
+    """Return what the runs of one strategy come to, without comparing them to others."""
     seconds = sum(run.seconds for run in runs)
     tokens = sum(run.tokens for run in runs)
-    same = (run.token_ids == of_base.token_ids for run, of_base in zip(runs, base, strict=True))
     return {
         "answers": len(runs),
         "tokens": tokens,
         "tokens_per_second": tokens / seconds,
-        "over_general_static": _ratio(_sums(runs), _sums(base), seed),
         "tokens_an_iteration": tokens / sum(run.iterations for run in runs),
         "fallback": sum(run.fallback for run in runs) / seconds,
         "load_wait": sum(run.load_wait for run in runs) / seconds,
@@ -61,7 +69,6 @@ def _figures(runs: Sequence[StrategyRun], base: Sequence[StrategyRun], seed: int
         "first_wait_seconds": float(np.median([run.first_wait for run in runs])),
         "switches": sum(run.switches for run in runs) / len(runs),
         "loads": sum(run.loads for run in runs) / len(runs),
-        "same_tokens": sum(same),
     }
 
 
@@ -75,12 +82,18 @@ def _sums(runs: Sequence[StrategyRun]) -> Sums:
     return np.array(list(sums.values()))
 
 
-def _ratio(one: Sums, base: Sums, seed: int) -> list[float]:
-    """Return speed over speed, with the ends of the 95 % interval (bootstrap)."""
+def speed_over(
+    runs: Sequence[StrategyRun], base: Sequence[StrategyRun], seed: int = 0
+) -> list[float]:
+    """Return the speed of runs over that of others on the same prompts.
+
+    With the ends of the 95 % interval over prompts (bootstrap).
+    """
+    one, other = _sums(runs), _sums(base)
     count = len(one)
     draws = np.random.default_rng(seed).integers(0, count, (_RESAMPLES, count))
     places = np.concatenate((np.arange(count)[None], draws))
-    ratios = _rate(one, places) / _rate(base, places)
+    ratios = _rate(one, places) / _rate(other, places)
     lower, upper = np.quantile(ratios[1:], (0.025, 0.975))
     return [float(ratios[0]), float(lower), float(upper)]
 

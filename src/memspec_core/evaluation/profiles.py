@@ -1,18 +1,19 @@
 """Hardware profiles of the simulator: what passes, steps and loads cost on a machine.
 
 A profile is a JSON file: `name`, `description`, and `numbers`, each with its `value` and its
-`source`, which says where it was measured or published, or that it is an assumption and why. The
-project brings some along; any other file of that form does as well.
+`source`, which says where it was measured or published, or that it is an assumption and why.
+`drafts`, which may be left out, has such numbers by draft, for those that are not like the others.
+The project brings some along; any other file of that form does as well.
 """
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from memspec_core.errors import ProfileError
-from memspec_core.speculation.calibration import Costs
+from memspec_core.files import whole_file
 
 FOLDER = Path(__file__).parent / "profiles"
 
@@ -26,8 +27,12 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "prompt_seconds": (0.0, 10.0),
     "prediction_seconds": (0.0, 10.0),
     "load_slowdown": (1.0, 10.0),
+    "load_stretch": (1.0, 10.0),
 }
 """The numbers of a profile, each with what it can be at the least and at the most."""
+
+_OF_A_DRAFT = ("draft_bytes", "draft_step_seconds", "catch_up_seconds")
+"""Those that a draft can have of its own."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,9 @@ class Profile:
     `draft_step_seconds` for each proposal, `catch_up_seconds` and `prompt_seconds` for each token
     of the context that a draft, or the target, reads ahead; `prediction_seconds` for each ranking
     by a predictor. A draft has `draft_bytes`, which load at `storage_bytes_per_second`; while one
-    loads, decoding takes `load_slowdown` times as long.
+    loads, decoding takes `load_slowdown` times as long, and a load beside decoding `load_stretch`
+    times as long as one that is waited for. `drafts`: by name, the numbers of those
+    that are not like the others.
     """
 
     name: str
@@ -51,11 +58,23 @@ class Profile:
     prompt_seconds: float
     prediction_seconds: float
     load_slowdown: float
+    load_stretch: float = 1.0
+    drafts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    def of(self, draft: str) -> "Profile":
+        """Return the profile with a draft's own numbers in the place of the usual ones."""
+        own: Mapping[str, Any] = self.drafts.get(draft, {})
+        return replace(self, **own) if own else self
 
     @property
     def load_seconds(self) -> float:
-        """Seconds from a draft's being asked for to its being resident, on an idle loader."""
+        """Seconds from a draft's being asked for to its being resident, where nothing else runs."""
         return self.draft_bytes / self.storage_bytes_per_second
+
+    @property
+    def background_load_seconds(self) -> float:
+        """The same beside decoding."""
+        return self.load_seconds * self.load_stretch
 
     def iteration_seconds(self, length: int) -> float:
         """Return what an iteration of `length` proposals takes; raises `ProfileError`."""
@@ -96,38 +115,41 @@ def parse_profile(fields: object, origin: str) -> Profile:
         if name not in _RANGES:
             raise ProfileError(f"The profile {origin} has an unknown number '{name}'.")
     values: dict[str, Any] = {name: _value(numbers, name, origin) for name in _RANGES}
-    return Profile(**texts, **values)
+    drafts = _mapping(whole.get("drafts", {}), origin, "drafts")
+    own = {draft: _own_numbers(found, f"{origin}, {draft}") for draft, found in drafts.items()}
+    return Profile(**texts, **values, drafts=own)
 
 
-def measured_profile(
-    name: str,
-    costs: Costs,
-    *,
-    draft: str,
-    draft_bytes: float,
-    load_seconds: float,
-    catch_up_seconds: float,
-    prediction_seconds: float,
-    load_slowdown: float,
-) -> Profile:
-    """Return the profile of the machine at hand from what was calibrated and observed on it.
+def write_profile(profile: Profile, sources: Mapping[str, str], path: Path) -> None:
+    """Write a profile's file, whole or not at all, with the source of each number.
 
-    `draft`: whose step stands for all. The bandwidth is 1e8 at the least, for one not measured.
+    `sources`: by number, and one named `drafts` for those that drafts have of their own.
     """
-    rows = len(costs.verify_seconds)
-    return Profile(
-        name=name,
-        description="measured when the models were loaded",
-        memory_bytes_per_second=max(costs.read_bytes_per_second, 1e8),
-        storage_bytes_per_second=draft_bytes / load_seconds,
-        draft_bytes=draft_bytes,
-        verify_seconds=costs.verify_seconds,
-        draft_step_seconds=costs.step_seconds(draft),
-        catch_up_seconds=catch_up_seconds,
-        prompt_seconds=costs.verify_seconds[-1] / rows,
-        prediction_seconds=prediction_seconds,
-        load_slowdown=load_slowdown,
-    )
+    numbers = {name: {"value": getattr(profile, name), "source": sources[name]} for name in _RANGES}
+    drafts = {
+        draft: {name: {"value": value, "source": sources["drafts"]} for name, value in own.items()}
+        for draft, own in profile.drafts.items()
+    }
+    fields = {
+        "name": profile.name,
+        "description": profile.description,
+        "numbers": numbers,
+        "drafts": drafts,
+    }
+    with whole_file(path) as file:
+        file.write(json.dumps(fields, indent=2).encode() + b"\n")
+
+
+def _own_numbers(found: object, origin: str) -> Mapping[str, float]:
+    numbers = _mapping(found, origin, "the draft's numbers")
+    for name in numbers:
+        if name not in _OF_A_DRAFT:
+            raise ProfileError(
+                f"The profile {origin} has the number '{name}'; a draft can have "
+                f"{', '.join(_OF_A_DRAFT)} of its own."
+            )
+    own: dict[str, Any] = {name: _value(numbers, name, origin) for name in numbers}
+    return own
 
 
 def _mapping(value: object, origin: str, what: str) -> Mapping[str, Any]:

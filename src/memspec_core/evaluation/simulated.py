@@ -17,8 +17,9 @@ from memspec_core.evaluation.profiles import Profile
 from memspec_core.iteration import Iteration, IterationSeconds
 from memspec_core.measurement.trace import TracedPrompt
 from memspec_core.prediction.context import Vector, recent_mean
-from memspec_core.request import PLAIN, FinishReason
+from memspec_core.request import LOOKUP, PLAIN, FinishReason
 from memspec_core.residency.loader import FinishedLoad
+from memspec_core.speculation.decoding import SURE_MATCH
 from memspec_core.speculation.proposal import Draft, Proposal
 from memspec_core.speculation.sampling import Sampler
 from memspec_core.strategies.base import Context, Ranking, Strategy
@@ -62,10 +63,13 @@ class SimulatedDraft:
 
 
 class SimulatedLoader:
-    """Loads drafts one after another, each in the profile's time."""
+    """Loads drafts one after another, each in the profile's time beside decoding.
+
+    While one is waited for, time goes by as fast for loads as where nothing else runs.
+    """
 
     def __init__(self, profile: Profile, prompt_tokens: int, clock: SimulatedClock) -> None:
-        self._seconds = profile.load_seconds
+        self._profile = profile
         self._prompt_tokens = prompt_tokens
         self._clock = clock
         self._under_way: deque[tuple[str, float]] = deque()
@@ -78,7 +82,7 @@ class SimulatedLoader:
     def start(self, name: str) -> None:
         """Begin to load a draft once those before it are loaded."""
         begins = self._clock.seconds + max(0.0, self.busy_seconds)
-        self._under_way.append((name, begins + self._seconds))
+        self._under_way.append((name, begins + self._profile.of(name).background_load_seconds))
 
     def finished(self) -> list[FinishedLoad]:
         """Take over all loads that have ended by now."""
@@ -89,12 +93,16 @@ class SimulatedLoader:
 
     def wait(self) -> FinishedLoad:
         """Let time pass until the next load has ended."""
-        self._clock.seconds = max(self._clock.seconds, self._under_way[0][1])
+        left = max(0.0, self._under_way[0][1] - self._clock.seconds)
+        waited = left / self._profile.load_stretch
+        self._clock.seconds += waited
+        self._under_way = deque((name, end - left + waited) for name, end in self._under_way)
         return self._taken_over()
 
     def _taken_over(self) -> FinishedLoad:
         name, _ = self._under_way.popleft()
-        return FinishedLoad(name, self._seconds, SimulatedDraft(name, -self._prompt_tokens))
+        seconds = self._profile.of(name).background_load_seconds
+        return FinishedLoad(name, seconds, SimulatedDraft(name, -self._prompt_tokens))
 
 
 @dataclass(frozen=True)
@@ -102,26 +110,33 @@ class Replay:
     """What a generation is replayed from.
 
     `gains` [n, d]: tokens that an iteration with each of the drafts gains at each place of the
-    first n tokens of the prompt's answer.
+    first n tokens of the prompt's answer; `looked_up` [n]: with the lookup, None where it is off.
     """
 
     prompt: TracedPrompt
     gains: Gains
     columns: Mapping[str, int]
     profile: Profile
+    looked_up: Gains | None = None
 
 
 class ReplayedCourse:
     """A generation whose tokens come from a trace and whose time from a profile.
 
-    A draft that runs first reads what it has not seen. The last iteration takes as long as any
-    other, although it may need fewer proposals.
+    A draft that runs first reads what it has not seen. A lookup goes before the draft where the
+    runtime has it do so; its proposals cost nothing but their rows. The last iteration takes as
+    long as any other, although it may need fewer proposals.
     """
 
     def __init__(self, replay: Replay, loader: SimulatedLoader, clock: SimulatedClock) -> None:
         self._prompt = replay.prompt
         self._profile = replay.profile
+        self._of = {name: replay.profile.of(name) for name in replay.columns}
         self._gains: list[list[int]] = replay.gains.tolist()
+        self._looked_up: list[int] | None = None
+        if replay.looked_up is not None:
+            self._looked_up = replay.looked_up.tolist()
+        self._matched: list[int] = replay.prompt.matched.tolist()
         self._columns = replay.columns
         self._loader = loader
         self._clock = clock
@@ -167,7 +182,8 @@ class ReplayedCourse:
 
     def catch_up(self, draft: Draft) -> None:
         """Have a draft read what it has not seen."""
-        self._clock.seconds += self._profile.catch_up_seconds * self.unseen_tokens(draft)
+        unseen = self.unseen_tokens(draft)
+        self._clock.seconds += self._of[draft.name].catch_up_seconds * unseen
         _simulated(draft).place = self._place
 
     def unseen_tokens(self, draft: Draft) -> int:
@@ -179,17 +195,18 @@ class ReplayedCourse:
     ) -> Iteration:
         """Gain what the trace says, in the time that the profile says."""
         started = self._clock.seconds
-        gained = self._run(draft, length)
+        name, gained = self._run(draft, length)
         committed = min(gained, self.remaining_tokens)
         self._place += committed
-        if draft is not None:
+        if draft is not None and name == draft.name:
             _simulated(draft).place = self._place
         self._iterations += 1
+        as_wanted = wanted == (PLAIN if draft is None else draft.name)
         return Iteration(
             sequence=self._iterations - 1,
-            draft=PLAIN if draft is None else draft.name,
-            wanted=wanted,
-            proposed=0 if draft is None else length,
+            draft=name,
+            wanted=name if as_wanted else wanted,
+            proposed=0 if name == PLAIN else length,
             accepted=min(gained - 1, committed),
             committed=committed,
             token_ids=(),
@@ -211,14 +228,22 @@ class ReplayedCourse:
     def close(self) -> None:
         """There are no caches to put in order."""
 
-    def _run(self, draft: Draft | None, length: int) -> int:
-        """Let the time of an iteration pass; return the tokens that it gains."""
+    def _run(self, draft: Draft | None, length: int) -> tuple[str, int]:
+        """Let the time of an iteration pass; return what proposed and the tokens that it gains."""
+        if self._looked_up is not None and self._lookup_goes_first(draft):
+            self._work(self._profile.verify_seconds[length])
+            return LOOKUP, self._looked_up[self._place]
         if draft is None:
             self._work(self._profile.iteration_seconds(0))
-            return 1
-        work = self._profile.iteration_seconds(length)
-        self._work(work + self._profile.catch_up_seconds * self.unseen_tokens(draft))
-        return self._gains[self._place][self._columns[draft.name]]
+            return PLAIN, 1
+        profile = self._of[draft.name]
+        work = profile.iteration_seconds(length)
+        self._work(work + profile.catch_up_seconds * self.unseen_tokens(draft))
+        return draft.name, self._gains[self._place][self._columns[draft.name]]
+
+    def _lookup_goes_first(self, draft: Draft | None) -> bool:
+        """Whether the lookup proposes, as the runtime has it where the length is fixed."""
+        return self._matched[self._place] >= (1 if draft is None else SURE_MATCH)
 
     def _work(self, seconds: float) -> None:
         busy = max(0.0, self._loader.busy_seconds)
@@ -233,15 +258,15 @@ class SimulatedCosts:
 
     def iteration_seconds(self, draft: str, length: int) -> float:
         """Return what an iteration of `length` proposals takes."""
-        return self._profile.iteration_seconds(length)
+        return self._profile.of(draft).iteration_seconds(length)
 
     def catch_up_seconds(self, draft: str, tokens: int) -> float:
         """Return what reading tokens of the context takes."""
-        return self._profile.catch_up_seconds * tokens
+        return self._profile.of(draft).catch_up_seconds * tokens
 
     def lost_seconds(self, load_seconds: float) -> float:
         """Return how much of its time decoding loses beside a load."""
-        return (self._profile.load_slowdown - 1.0) * load_seconds
+        return (1.0 - 1.0 / self._profile.load_slowdown) * load_seconds
 
 
 class TimedStrategy:

@@ -70,6 +70,7 @@ class _Counts:
     failures: int = 0
     loads: int = 0
     load_seconds: list[float] = field(default_factory=list)
+    load_seconds_sum: float = 0.0
 
 
 class DraftCache:
@@ -300,6 +301,7 @@ class DraftCache:
                 failures=self._counts.failures,
                 load_seconds_p50=_quantile(seconds, 0.50),
                 load_seconds_p95=_quantile(seconds, 0.95),
+                load_seconds_sum=self._counts.load_seconds_sum,
             )
 
     @property
@@ -439,6 +441,7 @@ class DraftCache:
             self._failed.pop(load.name, None)
             self._counts.loads += 1
             self._counts.load_seconds.append(load.seconds)
+            self._counts.load_seconds_sum += load.seconds
             del self._counts.load_seconds[:-256]
             if load.name == awaited or self._may_stay(load.name):
                 self._enter(load.name, load.draft)

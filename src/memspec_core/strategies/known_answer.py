@@ -156,52 +156,58 @@ class Rest:
         known = self._known
         count, drafts = known.gains.shape
         each = np.arange(drafts)
-        ends, work = self.intervals.ends, self.intervals.seconds
+        ends, work = self.intervals.ends[1], self.intervals.seconds[1]
         catch_up: Seconds = np.asarray(known.catch_up_seconds, np.float64)
+        all_unseen = catch_up * (known.prompt_tokens + np.arange(count)[:, None])
+        missed = np.broadcast_to(catch_up * known.interval, all_unseen.shape)
+        caught_up = np.stack([all_unseen, missed], axis=2)
+        landed_ends, landed_work = self._until_landed(np.zeros_like(all_unseen))
+        later_ends, later_work = self._until_landed(all_unseen)
         pairs = np.zeros((count + 1, drafts, drafts, 2))
         alone = np.zeros((count + 1, drafts))
-        at_once = self._points_to_land(np.zeros(drafts))
+        one, other = each[:, None], each[None]
         for place in range(count - 1, -1, -1):
-            all_unseen = catch_up * (known.prompt_tokens + place)
-            loaded = self._loaded(pairs, place, at_once)
-            after = pairs[ends[1, place], each]
-            alone[place] = np.minimum(work[1, place] + alone[ends[1, place], each], loaded)
-            stay = np.minimum(work[1, place][:, None, None] + after, loaded[:, None, None])
-            caught_up = np.stack([all_unseen, catch_up * known.interval], axis=1)
+            loaded = landed_work[place] + pairs[landed_ends[place], one, other, 0]
+            least = loaded.min(axis=1)
+            after = pairs[ends[place], each]
+            alone[place] = np.minimum(work[place] + alone[ends[place], each], least)
+            stay = np.minimum(work[place][:, None, None] + after, least[:, None, None])
+            loaded = later_work[place] + pairs[later_ends[place], one, other, 0]
             switched = np.minimum(
-                work[1, place][:, None] + after[:, :, 1],
-                self._loaded(pairs, place, self._points_to_land(all_unseen))[:, None],
+                work[place][:, None] + after[:, :, 1], loaded.min(axis=1)[:, None]
             )
-            pairs[place] = np.minimum(stay, caught_up[None] + switched.T[:, :, None])
+            pairs[place] = np.minimum(stay, caught_up[place] + switched.T[:, :, None])
             pairs[place, each, each] = np.inf
         return pairs, alone
 
-    def _points_to_land(self, caught_up: Seconds) -> Counts:
-        """Return after how many intervals of each draft each load has landed [d, d], at the least.
+    def _until_landed(self, caught_up: Seconds) -> tuple[Counts, Seconds]:
+        """Return where each draft [n, d, d] is when another has landed that it began to load.
 
-        The first of them has the draft catch up for so many seconds [d].
+        With the seconds [n, d, d] that this takes, once it has caught up for so many [n, d].
+        """
+        places, each = np.arange(len(caught_up))[:, None, None], np.arange(caught_up.shape[1])
+        points = self._points_to_land(caught_up)
+        ends: Counts = self.intervals.ends[points, places, each[:, None]]
+        work: Seconds = self.intervals.seconds[points, places, each[:, None]]
+        slowed = np.asarray(self._known.load_seconds) * (1.0 - 1.0 / self._slow)
+        work = work + np.where(ends < len(caught_up), slowed, 0.0)
+        work[:, each, each] = np.inf
+        return ends, work
+
+    def _points_to_land(self, caught_up: Seconds) -> Counts:
+        """Return after how many intervals of each draft each load has landed [n, d, d].
+
+        At the least; the first of the intervals has the draft catch up for so many seconds [n, d].
         """
         known = self._known
         loads = np.asarray(known.load_seconds) - 2 * SAME_TIME
         interval = self._slow * known.interval * np.asarray(known.iteration_seconds)
-        left = loads[None] - self._slow * caught_up[:, None]
+        left = loads - self._slow * caught_up[..., None]
         points: Counts = np.ceil(left / interval[:, None]).astype(np.int64).clip(1, LONGEST)
         return points
 
     def _most_points(self) -> int:
-        return int(self._points_to_land(np.zeros(self._known.gains.shape[1])).max())
-
-    def _loaded(self, pairs: Seconds, place: int, points: Counts) -> Seconds:
-        """Return the least seconds [d] where the draft that runs now waits for one that loads."""
-        each = np.arange(len(points))
-        ends = self.intervals.ends[points, place, each[:, None]]
-        work = self.intervals.seconds[points, place, each[:, None]]
-        rest = pairs[ends, each[:, None], each[None], 0]
-        slowed = np.asarray(self._known.load_seconds) * (1.0 - 1.0 / self._slow)
-        slowed = np.where(ends < len(pairs) - 1, slowed, 0.0)
-        found: Seconds = np.where(np.eye(len(each), dtype=bool), np.inf, work + rest + slowed)
-        least: Seconds = found.min(axis=1)
-        return least
+        return int(self._points_to_land(np.zeros((1, self._known.gains.shape[1]))).max())
 
     def _of_all(self) -> Seconds:
         """Return the least seconds [n + 1] where all drafts are resident and caught up."""

@@ -13,10 +13,10 @@ out: their seconds so far, with the least that the rest can take, are too many. 
 says how much better the best schedule could be.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import combinations, permutations
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from memspec_core.strategies.known_answer import (
     SAME_TIME,
@@ -95,12 +95,15 @@ def _usual_width(known: KnownAnswer) -> int:
 
 
 class _Reached(NamedTuple):
-    """How a situation was reached: in how many seconds, from where and by what."""
+    """How a situation was reached: in how many seconds, by what step, and after what."""
 
     seconds: float
-    place: int = -1
-    situation: Situation | None = None
     step: Step | None = None
+    before: "_Reached | None" = None
+
+
+_Child: TypeAlias = tuple[int, Situation, _Reached]
+"""A place, the situation there, and how it was reached."""
 
 
 @dataclass
@@ -166,10 +169,11 @@ class _Search:
             for situation, reached in self._promising(frontier, here, limit, width):
                 for child in self._children(here, situation, reached):
                     frontier.add(*child)
+            frontier.places[here].clear()
         if frontier.seconds < best.seconds:
             best = frontier
         bound = min(best.seconds, beaten, frontier.lost_seconds)
-        return Plan(_steps(best), best.seconds, bound)
+        return Plan(_steps(best.end), best.seconds, bound)
 
     def _frontier(self, place: int, starts: Mapping[Situation, _Reached]) -> _Frontier:
         frontier = _Frontier([{} for _ in range(self._count)])
@@ -179,17 +183,15 @@ class _Search:
     def _straight_on(self, place: int, starts: Mapping[Situation, _Reached]) -> _Frontier:
         """Follow what looks quickest at each point, for a schedule to beat."""
         frontier = self._frontier(place, starts)
-        here, situation, reached = min(
-            ((place, *start) for start in starts.items()), key=self._promise
-        )
+        coming: Iterable[_Child] = ((place, *start) for start in starts.items())
+        here, situation, reached = min(coming, key=self._promise)
         while here < self._count:
-            here, situation, reached = min(
-                self._children(here, situation, reached), key=self._promise
-            )
+            coming = self._children(here, situation, reached)
+            here, situation, reached = min(coming, key=self._promise)
             frontier.add(here, situation, reached)
         return frontier
 
-    def _promise(self, reached: tuple[int, Situation, _Reached]) -> float:
+    def _promise(self, reached: _Child) -> float:
         place, situation, how = reached
         return how.seconds + self._rest.of_two(place, situation)
 
@@ -208,9 +210,7 @@ class _Search:
             frontier.lost_seconds = min(frontier.lost_seconds, *lost)
         return kept[:width]
 
-    def _children(
-        self, place: int, situation: Situation, reached: _Reached
-    ) -> Iterator[tuple[int, Situation, _Reached]]:
+    def _children(self, place: int, situation: Situation, reached: _Reached) -> Iterator[_Child]:
         """Yield what one interval can lead to."""
         known = self._known
         at_start = reached.step is None and place == 0
@@ -231,9 +231,7 @@ class _Search:
                 yield (
                     end,
                     Situation(active, resident, loading, remaining),
-                    _Reached(
-                        reached.seconds + seconds, place, situation, Step(place, active, order)
-                    ),
+                    _Reached(reached.seconds + seconds, Step(place, active, order), reached),
                 )
 
     def _room(
@@ -271,11 +269,10 @@ class _Search:
         return queue[:landed], queue[landed:], round(remaining - passed, 12), seconds
 
 
-def _steps(frontier: _Frontier) -> dict[int, Step]:
+def _steps(reached: _Reached | None) -> dict[int, Step]:
     """Walk back from the answer's end."""
     steps: dict[int, Step] = {}
-    reached: _Reached | None = frontier.end
-    while reached is not None and reached.step is not None and reached.situation is not None:
-        steps[reached.place] = reached.step
-        reached = frontier.places[reached.place].get(reached.situation)
+    while reached is not None and reached.step is not None:
+        steps[reached.step.place] = reached.step
+        reached = reached.before
     return steps

@@ -1,0 +1,200 @@
+"""Whether the simulator is right: the same prompts and strategies, really run and simulated.
+
+The profile is measured by the runs on every other prompt, and the others are compared, so that
+nothing is compared that it was made of.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from memspec_core.errors import SettingsError, TraceError
+from memspec_core.evaluation.comparison import (
+    Answered,
+    ComparisonPlan,
+    Progress,
+    StrategyRun,
+    compare,
+)
+from memspec_core.evaluation.comparison_report import figures_of
+from memspec_core.evaluation.measured import MachineObserver
+from memspec_core.evaluation.profiles import Profile
+from memspec_core.evaluation.simulator import SimulationPlan, simulate
+from memspec_core.evaluation.tables import aligned
+from memspec_core.measurement.trace import Trace, read_trace
+from memspec_core.models.places import PREDICTOR, brought_along
+from memspec_core.prediction.head import RankingHead, load_head
+from memspec_core.settings import DEFAULT, Settings
+from memspec_core.strategies import MemSpec, PredictionOnly
+
+SPEED_TOLERANCE = 0.10
+"""Tokens a second, simulated over real, are to differ by no more than this."""
+
+FALLBACK_TOLERANCE = 0.03
+"""The shares of fallback, by no more than this."""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """One strategy, really run and simulated on the same prompts."""
+
+    strategy: str
+    answers: int
+    real_tokens_per_second: float
+    simulated_tokens_per_second: float
+    real_fallback: float
+    simulated_fallback: float
+
+    @property
+    def speed_error(self) -> float:
+        """Simulated over real speed, less 1."""
+        return self.simulated_tokens_per_second / self.real_tokens_per_second - 1.0
+
+    @property
+    def fallback_error(self) -> float:
+        """Simulated less real share of fallback."""
+        return self.simulated_fallback - self.real_fallback
+
+    @property
+    def holds(self) -> bool:
+        """Whether both are within what they may differ by."""
+        fallback = abs(self.fallback_error) <= FALLBACK_TOLERANCE
+        return fallback and abs(self.speed_error) <= SPEED_TOLERANCE
+
+
+@dataclass(frozen=True)
+class Validation:
+    """All strategies, with the profile that was measured, and all real runs."""
+
+    profile: Profile
+    sources: Mapping[str, str]
+    agreements: tuple[Agreement, ...]
+    runs: tuple[StrategyRun, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the figures."""
+        return {
+            "profile": asdict(self.profile),
+            "agreements": [
+                {
+                    **asdict(one),
+                    "speed_error": one.speed_error,
+                    "fallback_error": one.fallback_error,
+                    "holds": one.holds,
+                }
+                for one in self.agreements
+            ],
+        }
+
+
+class _Witness(MachineObserver):
+    """Measures the machine by every other prompt, and remembers the tokens of the others."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings, lambda answer: not _is_compared(answer.run))
+        self.prompts: dict[tuple[str, int], tuple[int, ...]] = {}
+
+    def answered(self, answer: Answered) -> None:
+        """See an answer."""
+        super().answered(answer)
+        if _is_compared(answer.run):
+            self.prompts[answer.run.prompt_set, answer.run.prompt] = answer.prompt_ids
+
+
+def validate(plan: ComparisonPlan, progress: Progress) -> Validation:
+    """Run and simulate; raises what `compare` and `simulate` do.
+
+    The plan has a trace of the prompts, and its settings a fixed draft length.
+    """
+    settings = plan.settings()
+    if plan.trace is None:
+        raise SettingsError("A validation needs a trace of the prompts (memspec trace).")
+    witness = _Witness(settings)
+    runs = compare(plan, progress, witness)
+    if not witness.prompts:
+        raise SettingsError("A validation needs two prompts at the least.")
+    profile = witness.profile("measured")
+    trace = _traced(read_trace(plan.trace), plan.trace, list(witness.prompts.values()))
+    simulation = SimulationPlan(
+        profile=profile,
+        strategies=plan.strategies,
+        parameters={**_usable(plan.parameters), "lookup": settings.lookup},
+        head=_head(settings, plan, trace),
+        max_new_tokens=plan.max_new_tokens,
+        drafts=settings.draft_names,
+    )
+    simulated = simulate(trace, simulation)
+    real = [run for run in runs if _is_compared(run)]
+    return Validation(profile, witness.sources(), tuple(_agreements(real, simulated)), tuple(runs))
+
+
+def table(validation: Validation) -> str:
+    """Return strategies with what was run beside what was simulated."""
+    heads = ["", "real", "simulated", "difference", "fallback", "simulated", "difference", ""]
+    return "\n".join(aligned([heads, *map(_row, validation.agreements)]))
+
+
+def _row(one: Agreement) -> list[str]:
+    return [
+        one.strategy,
+        f"{one.real_tokens_per_second:.1f} tokens/s",
+        f"{one.simulated_tokens_per_second:.1f}",
+        f"{100 * one.speed_error:+.1f} %",
+        f"{100 * one.real_fallback:.1f} %",
+        f"{100 * one.simulated_fallback:.1f} %",
+        f"{100 * one.fallback_error:+.1f}",
+        "holds" if one.holds else "does not hold",
+    ]
+
+
+def _is_compared(run: StrategyRun) -> bool:
+    return bool(run.prompt_set) and run.prompt % 2 == 1
+
+
+def _agreements(
+    real: Sequence[StrategyRun], simulated: Sequence[StrategyRun]
+) -> Iterator[Agreement]:
+    for strategy in dict.fromkeys(run.strategy for run in simulated):
+        ran, figured = (
+            figures_of([run for run in runs if run.strategy == strategy])
+            for runs in (real, simulated)
+        )
+        yield Agreement(
+            strategy,
+            ran["answers"],
+            ran["tokens_per_second"],
+            figured["tokens_per_second"],
+            ran["fallback"],
+            figured["fallback"],
+        )
+
+
+def _usable(parameters: Mapping[str, object]) -> dict[str, object]:
+    """Return the parameters without those of drafts, which the trace names."""
+    return {name: value for name, value in parameters.items() if not name.startswith("drafts.")}
+
+
+def _traced(trace: Trace, folder: Path, prompts: Sequence[Sequence[int]]) -> Trace:
+    """Return the trace of some prompts; raises `TraceError` if one is missing."""
+    known = {tuple(prompt.prompt_ids.tolist()): prompt for prompt in trace.prompts}
+    missing = sum(tuple(ids) not in known for ids in prompts)
+    if missing:
+        raise TraceError(
+            f"The trace in {folder} lacks {missing} of {len(prompts)} prompts; make it with them."
+        )
+    return replace(trace, prompts=[known[tuple(ids)] for ids in prompts])
+
+
+def _head(settings: Settings, plan: ComparisonPlan, trace: Trace) -> RankingHead | None:
+    """Return the predictor of the strategies that have one, None where none of them runs."""
+    if not {MemSpec.name, PredictionOnly.name} & set(plan.strategies):
+        return None
+    if not trace.header.states:
+        raise TraceError(
+            f"The trace in {plan.trace} has no states for the predictor; make it with --states."
+        )
+    folder = brought_along(PREDICTOR)
+    if settings.predictor_path != DEFAULT:
+        folder = Path(settings.predictor_path).expanduser()
+    return None if folder is None else load_head(folder, trace.header.target_sha256)
