@@ -35,6 +35,7 @@ from memspec_core.speculation.decodings import Decodings
 from memspec_core.speculation.feature import FeatureDraft, FeatureTreeDraft
 from memspec_core.speculation.planner import Planner
 from memspec_core.speculation.proposal import Draft
+from memspec_core.speculation.read_ahead import read_ahead
 from memspec_core.speculation.tree import TreeDraft
 from memspec_core.strategies import Context, MemSpec, PredictionOnly, create_strategy
 
@@ -127,8 +128,15 @@ def load_engine(
         # They wait by spinning for a while, and so do torch's: they would compete.
         torch.set_num_threads(1)
     ledger.correct(Account.TARGET, "target", target.decoder.weight_bytes + plan.tokenizer_bytes)
+
+    def load(name: str, pace: Pace) -> Draft:
+        draft = _load_draft(drafts[name], target, chosen.draft_shape, pace)
+        if cache.demanded == name:  # what is only loaded ahead may never run
+            read_ahead(draft, target, pace)
+        return draft
+
     loader = DraftLoader(
-        lambda name, pace: _load_draft(drafts[name], target, chosen.draft_shape, pace),
+        load,
         clock,
         on_finished=on_load_finished,
         device=target.decoder.device,

@@ -25,7 +25,7 @@ from core.tiny import (
 from memspec_core.iteration import Iteration, IterationSeconds
 from memspec_core.models.decoder import Decoder
 from memspec_core.models.draft import plan_draft
-from memspec_core.models.kv_cache import KeyValueCache
+from memspec_core.models.kv_cache import KeyValueCache, common_length
 from memspec_core.models.target import Target
 from memspec_core.request import PLAIN, FinishReason, GenerationRequest
 from memspec_core.speculation import decoding as decoding_module
@@ -144,6 +144,9 @@ class ScriptedDraft:
     def read(self, context: Sequence[int]) -> None:
         self.held = list(context[:-1])
 
+    def known(self, context: Sequence[int]) -> int:
+        return common_length(self.held, context)
+
     def _tree(self, right: list[int], shifts: list[int]) -> Proposal:
         """Shift the token that is right at each node's depth; no two children are the same."""
         ids: list[int] = []
@@ -180,6 +183,9 @@ class Watched:
 
     def read(self, context: Sequence[int]) -> None:
         self._draft.read(context)
+
+    def known(self, context: Sequence[int]) -> int:
+        return self._draft.known(context)
 
     def rollback(self, length: int) -> None:
         self._draft.rollback(length)

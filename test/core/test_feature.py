@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ from memspec_core.models.draft import (
 from memspec_core.models.kv_cache import KeyValueCache
 from memspec_core.models.native.backend import SharedThreads
 from memspec_core.models.native.library import library
+from memspec_core.models.pieces import at_once
 from memspec_core.models.quantised import round_to_int4
 from memspec_core.models.safetensors_files import SafetensorsFiles
 from memspec_core.models.target import Target, plan_target
@@ -51,6 +53,7 @@ from memspec_core.request import SamplingSettings
 from memspec_core.speculation.calibration import calibrate
 from memspec_core.speculation.feature import FeatureDraft
 from memspec_core.speculation.proposal import Proposal
+from memspec_core.speculation.read_ahead import read_ahead
 from memspec_core.speculation.sampling import Sampler
 
 TAPS = (0, 2)
@@ -300,15 +303,17 @@ def test_features_do_not_depend_on_the_pass(native: Room) -> None:
 
 
 def test_a_thread_that_is_lent_comes_back() -> None:
-    threads = SharedThreads(2)
-    with threads.lending():
+    threads = SharedThreads(3)
+    with ThreadPoolExecutor(1) as other, threads.lending():
         assert threads.count == 1
+        assert other.submit(lambda: threads.count).result() == 2
         with threads.lending():
-            assert threads.count == 1
-    assert threads.count == 2
+            assert other.submit(lambda: threads.count).result() == 1
+        assert threads.count == 1
+    assert threads.count == 3
     with pytest.raises(RuntimeError), threads.lending():
         raise RuntimeError
-    assert threads.count == 2
+    assert threads.count == 3
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -388,6 +393,50 @@ def test_another_first_token_is_another_context(room: Room) -> None:
         feed_to(room.target, context)
         assert draft.propose(context, 4, GREEDY) == room.proposal(context, 4)
     room.target.cache.truncate(0)
+
+
+def test_a_draft_reads_ahead_what_is_settled(room: Room) -> None:
+    context, target = tokens(90), room.fresh_target()
+    target.decoder.forward(context, target.cache)
+    draft = load_feature_draft("ahead", room.folder, target)
+    read_ahead(draft, target, at_once)
+    assert draft.known(context) == 0  # nothing is settled
+    target.cache.settled = (context, 80)
+    read_ahead(draft, target, at_once)
+    assert draft.known(context) == 80
+    target.cache.truncate(len(context) - 1)
+    assert draft.propose(context, 4, GREEDY) == room.proposal(context, 4)
+
+
+def test_what_was_read_of_a_context_that_is_gone_is_forgotten(room: Room) -> None:
+    context, target = tokens(90), room.fresh_target()
+    target.decoder.forward(context, target.cache)
+    target.cache.settled = (context, 89)
+    draft = load_feature_draft("ahead", room.folder, target)
+
+    def another_begins(_: int) -> None:
+        target.cache.settled = None
+
+    read_ahead(draft, target, another_begins)
+    assert draft.known(context) == 0
+
+
+def test_a_draft_reads_ahead_beside_a_generation(room: Room) -> None:
+    prompt, target = tokens(60), room.fresh_target()
+    draft = load_feature_draft("ahead", room.folder, target)
+    with ThreadPoolExecutor(1) as loader:
+        reads: list[Future[None]] = []
+
+        def begin() -> None:
+            if target.cache.settled and not reads:
+                reads.append(loader.submit(read_ahead, draft, target, at_once))
+
+        ids = ids_of(decode(target, prompt, interruption=begin, max_new_tokens=30))
+        reads[0].result()
+    context = [*prompt, *ids]
+    assert draft.known(context) >= len(prompt)
+    assert draft.propose(context, 3, GREEDY) == room.proposal(context, 3)
+    assert ids == ids_of(decode(room.fresh_target(), prompt, max_new_tokens=30))
 
 
 steps = st.lists(

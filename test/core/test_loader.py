@@ -28,6 +28,9 @@ class NamedDraft:
     def read(self, context: object) -> None:
         pass
 
+    def known(self, context: object) -> int:
+        return 0
+
     def rollback(self, length: int) -> None:
         pass
 

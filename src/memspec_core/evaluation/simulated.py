@@ -54,6 +54,10 @@ class SimulatedDraft:
         """Never asked for."""
         self._refuse()
 
+    def known(self, context: Sequence[int]) -> int:
+        """Never asked for."""
+        self._refuse()
+
     def rollback(self, length: int) -> None:
         """Never asked for."""
         self._refuse()

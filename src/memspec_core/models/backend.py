@@ -34,7 +34,7 @@ class Backend(Protocol):
         ...
 
     def lending(self) -> AbstractContextManager[None]:
-        """Let something else that needs a core have one within, where threads can be spared."""
+        """Compute on the calling thread alone within, and have others leave it a core."""
         ...
 
     def linear(self, weight: Weight, bias: torch.Tensor | None = None) -> Linear:

@@ -28,6 +28,9 @@ class KeyValueCache:
     `features` [capacity, taps · hidden] in fp16, where there are `taps`: for each position the
     residual stream after the layers `taps` (from 0), as the next layer reads it, or the head:
     normed, which keeps it within fp16's range. They are what a feature draft starts from.
+
+    `settled`, for other threads: a context, and how many of its first tokens have rows that stay as
+    they are as long as this is the same list, which may grow; None where nothing is settled.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class KeyValueCache:
             shape = (capacity, len(taps) * config.hidden_size)
             self.features = torch.zeros(shape, dtype=torch.float16, device=device)
         self.token_ids: list[int] = []
+        self.settled: tuple[list[int], int] | None = None
 
     @property
     def length(self) -> int:

@@ -108,6 +108,8 @@ class DraftCache:
         self._most: int | None = None
         self._limit: int | None = None
         self._pins_stay = True
+        self.demanded: str | None = None
+        """What was wanted last, for other threads to see."""
 
     def update(
         self,
@@ -157,6 +159,7 @@ class DraftCache:
     def count_demand(self, name: str | None) -> None:
         """Count whether the draft that is wanted now is resident: a hit or a miss."""
         with self._lock:
+            self.demanded = name
             self.collect()
             if name is not None:
                 self._counts.hits += name in self._resident

@@ -6,7 +6,7 @@ import torch
 
 from memspec_core.models.decoder import Decoder
 from memspec_core.models.draft import INDEPENDENT
-from memspec_core.models.kv_cache import KeyValueCache
+from memspec_core.models.kv_cache import KeyValueCache, common_length
 from memspec_core.speculation.model_draft import CATCH_UP_ROWS, ModelDraft
 
 
@@ -26,6 +26,10 @@ class IndependentDraft(ModelDraft):
         known = context[: min(len(context) - 1, self._cache.capacity)]
         self._cache.keep_common(known)
         self._feed(known)
+
+    def known(self, context: Sequence[int]) -> int:
+        """Return how many of the context's first tokens have rows."""
+        return common_length(self._cache.token_ids, context)
 
     def rollback(self, length: int) -> None:
         """Forget everything after the first `length` tokens of the context."""

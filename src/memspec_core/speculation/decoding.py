@@ -80,6 +80,7 @@ class Decoding:
         self._iterations = 0
         self._ended_at: float | None = None
         self._prompt_state: Vector | None = None
+        target.cache.settled = None  # before its rows are written over
         target.cache.keep_common(prompt_ids[:-1])
 
     @property
@@ -135,11 +136,13 @@ class Decoding:
         """Have a draft that pays read what it has not seen of the context."""
         if self._planner.pays(draft.name):
             draft.read(self._context)
-            self._remember(draft)
+            self._remember(draft, len(self._context))
 
     def unseen_tokens(self, draft: Draft) -> int:
         """Return how many tokens of the context a draft has not read."""
-        return len(self._context) - self._read.get(id(draft), 0)
+        if id(draft) not in self._drafts:
+            self._remember(draft, draft.known(self._context))
+        return len(self._context) - self._read[id(draft)]
 
     def iterate(
         self, draft: Draft | None, wanted: str, length: int, seconds: IterationSeconds
@@ -204,15 +207,15 @@ class Decoding:
         plan = self._plan(draft, looked_up, room, length)
         if draft is None or plan.name != draft.name:
             return plan, looked_up.cut(plan.length)
-        self._remember(draft)
+        self._remember(draft, len(self._context))
         if plan.least and isinstance(draft, FeatureDraft):
             return plan, draft.propose_likely(self._context, plan.length, plan.least)
         return plan, draft.propose(self._context, plan.length, self._sampler)
 
-    def _remember(self, draft: Draft) -> None:
-        """Note that a draft has now read the context."""
+    def _remember(self, draft: Draft, tokens: int) -> None:
+        """Note how much of the context a draft has read."""
         self._drafts[id(draft)] = draft
-        self._read[id(draft)] = len(self._context)
+        self._read[id(draft)] = tokens
 
     def _plan(self, draft: Draft | None, looked_up: Proposal, room: int, length: int) -> Plan:
         candidates = []
@@ -292,6 +295,7 @@ class Decoding:
     def _commit(self, tokens: Sequence[int]) -> None:
         self._context.extend(tokens)
         self._roll_back()
+        self._target.cache.settled = (self._context, self._target.cache.length)
 
     def _roll_back(self) -> None:
         # The newest token of the context is never in a cache: its row is the next pass's first.

@@ -68,6 +68,12 @@ class FeatureDraft(ModelDraft):
         self._keep_common(context[:-1])
         self._feed(context[1 : min(len(context) - 1, known + 1, self._cache.capacity + 1)])
 
+    def known(self, context: Sequence[int]) -> int:
+        """Return how many of the context's first tokens its rows are of, the first one included."""
+        if not self._cache.length or not context or context[0] != self._first_token:
+            return 0
+        return 1 + common_length(self._cache.token_ids, context[1:])
+
     def rollback(self, length: int) -> None:
         """Forget everything after the first `length` tokens of the context."""
         self._cache.truncate(max(0, length - 1))

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from memspec_core.models.kv_cache import common_length
 from memspec_core.request import LOOKUP
 from memspec_core.speculation.proposal import Proposal
 from memspec_core.speculation.sampling import Sampler
@@ -50,6 +51,10 @@ class NgramLookup:
         """Take in the context."""
         self._catch_up(context)
 
+    def known(self, context: Sequence[int]) -> int:
+        """Return how many of the context's first tokens are taken in."""
+        return common_length(self._tokens, context)
+
     def rollback(self, length: int) -> None:
         """Forget everything after the first `length` tokens of the context."""
         while len(self._tokens) > length:
@@ -62,10 +67,7 @@ class NgramLookup:
 
     def _catch_up(self, context: Sequence[int]) -> None:
         """Take in what is new; a context that goes on differently is unlearned to the fork."""
-        known = min(len(self._tokens), len(context))
-        if self._tokens[:known] != list(context[:known]):
-            pairs = zip(self._tokens, context, strict=False)
-            known = next(place for place, (old, new) in enumerate(pairs) if old != new)
+        known = self.known(context)
         self.rollback(known)
         for token in context[known:]:
             self._append(token)

@@ -52,6 +52,10 @@ class Draft(Protocol):
         """Take the context in ahead of the first proposal."""
         ...
 
+    def known(self, context: Sequence[int]) -> int:
+        """Return how many of the context's first tokens it has taken in."""
+        ...
+
     def rollback(self, length: int) -> None:
         """Forget everything after the first `length` tokens of the context."""
         ...

@@ -1,5 +1,6 @@
 """The native step as a backend: layers and decoders in C++."""
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import ModuleType
@@ -21,17 +22,25 @@ class SharedThreads:
     """How many threads compute the passes of all that share this; results do not depend on it."""
 
     def __init__(self, count: int) -> None:
-        self.count = count
+        self._count = count
+        self._own = threading.local()
+
+    @property
+    def count(self) -> int:
+        """How many compute a pass that the calling thread begins."""
+        return 1 if getattr(self._own, "is_alone", False) else self._count
 
     @contextmanager
     def lending(self) -> Iterator[None]:
-        """Let one thread less compute within, if there are several."""
-        lent = int(self.count > 1)
-        self.count -= lent
+        """Compute on the calling thread alone within; others have one thread less, of several."""
+        lent, was_alone = int(self._count > 1), getattr(self._own, "is_alone", False)
+        self._count -= lent
+        self._own.is_alone = True
         try:
             yield
         finally:
-            self.count += lent
+            self._own.is_alone = was_alone
+            self._count += lent
 
 
 class NativeLinear:

@@ -90,6 +90,11 @@ class Team {
   // has one team: passes of different decoders follow each other.
   template <class Function>
   static void run(int64_t threads, const Function& function) {
+    if (threads == 1) {  // which nobody has to wait for
+      Team alone(1);
+      alone.start(function);
+      return;
+    }
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!team_ || team_->threads_ != threads) {
       team_.reset();
