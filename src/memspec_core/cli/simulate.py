@@ -91,8 +91,9 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.predictor is not None:
             head = load_head(arguments.predictor, trace.header.target_sha256)
     given = read_parameters(arguments.config) if arguments.config else {}
-    usual = PAPER_FORM if arguments.trace == PAPER_LIKE else {}
-    parameters = usual | {name: value for name, value in given.items() if "drafts." not in name}
+    parameters = {name: value for name, value in given.items() if "drafts." not in name}
+    if arguments.trace == PAPER_LIKE:
+        parameters = {**PAPER_FORM, **parameters, "lookup": False}
     found = []
     for capacity, interval, length in product(
         arguments.capacities, arguments.intervals, arguments.lengths
