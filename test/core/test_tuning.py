@@ -26,7 +26,8 @@ def clear_trace(prompts: int = 4) -> Trace:
     trace = paper_like_trace(
         PaperLike(prompts=prompts, tokens=64, matched=0.97, unmatched=0.1, digressing=0, straying=0)
     )
-    return Trace(trace.header, [p for p in trace.prompts if p.domain in ("code", "math")])
+    prompts = [p for p in trace.prompts if p.domain in ("code", "math")]
+    return Trace(replace(trace.header, states=False), prompts)
 
 
 def tuning(trace: Trace, space: Space, **changes: object) -> Tuning:
@@ -53,6 +54,7 @@ def test_drafts_that_are_never_right_are_left_out_and_one_is_enough_for_each_top
     text = table(found, SECONDS)
     assert "Chosen: K 1, N 4, gamma 3." in text
     assert "left out" in text
+    assert "4 prompts are few" in text
 
 
 def test_memory_bounds_the_drafts_that_are_tried() -> None:
