@@ -1,0 +1,291 @@
+"""What a figure shows and why it differs from the paper's, in words that the numbers choose."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from memspec_core.evaluation.comparison import BASELINE
+from memspec_core.evaluation.reproduction import claims
+from memspec_core.evaluation.reproduction.estimates import an_answer, arithmetic, share
+from memspec_core.evaluation.reproduction.figures import (
+    LOAD,
+    MAB_ASYNC,
+    MAB_SYNC,
+    MEMSPEC,
+    OWN_TIME,
+    PREDICTION_ONLY,
+    TOP_ONE,
+    TOP_TWO,
+    UNTIED,
+    Panel,
+    cost_of_switching,
+    ratio,
+)
+from memspec_core.evaluation.reproduction.measured import DYNAMIC, STATIC, Measured
+from memspec_core.evaluation.reproduction.shapes import (
+    FLAT,
+    INTERVAL_SHAPE,
+    RISES,
+    grows,
+    over_all,
+    steps,
+)
+from memspec_core.evaluation.reproduction.wording import change, name, percent
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a panel shows, in a few words, and a sentence or two that explain it."""
+
+    title: str
+    why: str
+
+
+_INCOMPLETE = Finding("not all strategies were run", "")
+
+
+def find(key: str, panel: Panel, measured: Measured) -> Finding:
+    """Return what the panel of a figure shows."""
+    return _FINDERS[key](panel, measured)
+
+
+def _acceptance(panel: Panel, measured: Measured) -> Finding:
+    static, dynamic = panel.mean(STATIC), panel.mean(DYNAMIC)
+    if static is None or dynamic is None:
+        return _INCOMPLETE
+    best = list((measured.best_draft or {}).values())
+    mean = float(np.exp(np.mean(np.log(best))))
+    return Finding(
+        f"Oracle-Static accepts {change(static)}, Oracle-Dynamic {change(dynamic)}",
+        f"The best draft of a domain has {change(mean)} of the general draft's accepted proposals "
+        f"in the mean over domains ({change(min(best))} to {change(max(best))}). Choosing the "
+        f"largest of several numbers alone would give {_by_chance(panel, STATIC)} of "
+        f"Oracle-Static's gain and {_by_chance(panel, DYNAMIC)} of Oracle-Dynamic's.",
+    )
+
+
+def _switching(panel: Panel, measured: Measured) -> Finding:
+    load = panel.mean(LOAD)
+    if load is None:
+        return _INCOMPLETE
+    if measured.profile is not None:
+        return Finding(
+            f"a load takes {load:.1f} iterations, as set",
+            f"This goes into the simulation, by the profile {measured.profile.name}.",
+        )
+    paper = claims.LOAD_IN_ITERATIONS.high
+    beside = "more" if load > paper else "less"
+    return Finding(
+        f"a load takes {load:.1f} iterations",
+        "The first loads of answers, from files that are not in the page cache, over iterations of "
+        f"the same draft: {beside} than the paper's {paper}.",
+    )
+
+
+def _bandit_acceptance(panel: Panel, measured: Measured) -> Finding:
+    static, bandit = panel.mean(STATIC), panel.mean(MAB_SYNC)
+    if static is None or bandit is None:
+        return _INCOMPLETE
+    points = _an_answer(measured, "iterations", MAB_SYNC) / measured.base.interval
+    paper = (claims.MAB_SYNC_ACCEPTANCE.high - 1) / (claims.STATIC_ACCEPTANCE.high - 1)
+    return Finding(
+        f"MAB-Sync accepts {change(bandit)}, Oracle-Static {change(static)}",
+        f"Exploring attains {percent((bandit - 1) / (static - 1))} of Oracle-Static's gain, the "
+        f"paper's {percent(paper)}: an answer has {points:.0f} scheduling points, and to try each "
+        f"draft once takes {len(measured.drafts)} of them.",
+    )
+
+
+def _bandit_time(panel: Panel, measured: Measured) -> Finding:
+    fallback = panel.mean(MAB_ASYNC, OWN_TIME, "fallback")
+    wait = panel.mean(MAB_SYNC, OWN_TIME, "load_wait")
+    load = cost_of_switching(measured).mean(LOAD)
+    if fallback is None or wait is None:
+        return _INCOMPLETE
+    return Finding(
+        f"MAB-Async falls back {percent(fallback)} of its time, MAB-Sync waits {percent(wait)}",
+        f"{_busy(measured, MAB_ASYNC)}; a load takes {load:.1f} iterations, and what it brings may "
+        f"run from the next scheduling point on: there is one every {measured.base.interval}.",
+    )
+
+
+def _throughput(panel: Panel, measured: Measured) -> Finding:
+    general, mab = panel.mean(MEMSPEC), panel.mean(ratio(MEMSPEC, MAB_ASYNC))
+    if general is None or mab is None:
+        return _INCOMPLETE
+    title = f"MemSpec {change(general)} over General-Static, {change(mab)} over MAB-Async"
+    bound, attained = panel.mean(DYNAMIC), panel.mean(ratio(MEMSPEC, DYNAMIC))
+    if bound is None or attained is None:
+        return Finding(title, "No oracle ran, which would tell what these drafts can give.")
+    claim = claims.MEMSPEC_THROUGHPUT.high
+    verdict = "more than these drafts can give" if bound < claim else "within what drafts can give"
+    chance = _by_chance(panel, DYNAMIC)
+    null = f" ({chance} of that gain it would have over drafts that are alike)" if chance else ""
+    return Finding(
+        title,
+        f"Oracle-Dynamic, which knows the answer, has {change(bound)} over General-Static{null}; "
+        f"MemSpec attains {percent(attained)} of its throughput. The paper's {change(claim)} for "
+        f"MemSpec is {verdict}.",
+    )
+
+
+def _memspec_time(panel: Panel, measured: Measured) -> Finding:
+    own = panel.mean(MEMSPEC, OWN_TIME, "fallback")
+    mab = panel.mean(MAB_ASYNC, OWN_TIME, "fallback")
+    if own is None or mab is None:
+        return _INCOMPLETE
+    return Finding(
+        f"MemSpec falls back {percent(own)} of its time, MAB-Async {percent(mab)}",
+        f"{_busy(measured, MEMSPEC)}; {_busy(measured, MAB_ASYNC)}.",
+    )
+
+
+def _components(panel: Panel, measured: Measured) -> Finding:
+    alone, both = panel.mean(PREDICTION_ONLY), panel.mean(MEMSPEC)
+    step = panel.mean(ratio(MEMSPEC, PREDICTION_ONLY))
+    if alone is None or both is None or step is None:
+        return _INCOMPLETE
+    lost = arithmetic(measured.answers, share("fallback", PREDICTION_ONLY)).mean
+    return Finding(
+        f"over General-Static: Prediction-Only {change(alone)}, MemSpec {change(both)}",
+        f"Preparing ahead changes throughput by {change(step, 1)}. It can at most win back what "
+        f"Prediction-Only loses in the {percent(lost)} of its time that it falls back.",
+    )
+
+
+def _component_time(panel: Panel, measured: Measured) -> Finding:
+    alone = panel.mean(PREDICTION_ONLY, OWN_TIME, "fallback")
+    both = panel.mean(MEMSPEC, OWN_TIME, "fallback")
+    if alone is None or both is None:
+        return _INCOMPLETE
+    return Finding(
+        f"Prediction-Only falls back {percent(alone)} of its time, MemSpec {percent(both)}",
+        f"{_busy(measured, PREDICTION_ONLY)}; {_busy(measured, MEMSPEC)}.",
+    )
+
+
+def _interval(panel: Panel, measured: Measured) -> Finding:
+    groups, means = _curve(panel, MEMSPEC)
+    found = steps(means)
+    holds = found == INTERVAL_SHAPE
+    spread = max(means) / min(means)
+    return Finding(
+        f"N = {' → '.join(groups)}: {_then(found)}",
+        f"{_verdict(holds)} ({_then(INTERVAL_SHAPE)}; a change below 1 % is none): the best N is "
+        f"{change(spread, 1)} over the worst. {_busy(measured, MEMSPEC)}.",
+    )
+
+
+def _length(panel: Panel, measured: Measured) -> Finding:
+    groups, means = _curve(panel, MEMSPEC)
+    holds = grows(means)
+    longest = max(measured.points, key=lambda point: point.tokens)
+    tokens = measured.points[longest].tokens(BASELINE).values()
+    count = sum(number == max(tokens) for number in tokens)
+    over = measured.answers.sums[MEMSPEC]
+    reach = "" if longest.tokens >= 256 else f" The answers hold up to {longest.tokens} tokens."
+    return Finding(
+        f"{' → '.join(groups)} tokens: {_then(steps(means))}",
+        f"{_verdict(holds)} (the gain grows with the length), from {change(means[0], 1)} to "
+        f"{change(means[-1], 1)} over General-Static, on the {count} of {len(over)} prompts whose "
+        f"answers reach {max(tokens):.0f} tokens.{reach} {_busy(measured, MEMSPEC)}.",
+    )
+
+
+def _capacity(panel: Panel, measured: Measured) -> Finding:
+    groups, own = _curve(panel, MEMSPEC)
+    _, mab = _curve(panel, MAB_ASYNC)
+    holds = (over_all(own), over_all(mab)) == (FLAT, RISES)
+    most = measured.points[measured.base._replace(capacity=int(groups[-1]))]
+    loads = arithmetic(most, an_answer("loads", MAB_ASYNC)).mean
+    return Finding(
+        f"K = {groups[0]} → {groups[-1]}: MemSpec {change(own[-1] / own[0], 1)}, "
+        f"MAB-Async {change(mab[-1] / mab[0], 1)}",
+        f"{_verdict(holds)} (MemSpec nearly flat, within 3 %; MAB-Async rising by more). "
+        f"{_busy(measured, MAB_ASYNC)}; at K = {groups[-1]} it loads {loads:.1f}, having "
+        f"{len(measured.drafts)} drafts to try.",
+    )
+
+
+def _recall(panel: Panel, measured: Measured) -> Finding:
+    row = panel.drawn[-1].group
+    first, two = panel.find(TOP_ONE, row), panel.find(TOP_TWO, row)
+    if first is None or two is None or first.control is None:
+        return _INCOMPLETE
+    alone = panel.find(TOP_ONE + UNTIED, row)
+    clear = (
+        f" Where one draft alone is best it is first at {percent(alone.estimate.mean)} (chance "
+        f"{percent(alone.control.mean)})."
+        if alone is not None and alone.control is not None
+        else ""
+    )
+    return Finding(
+        f"{name(row)}: best first {percent(first.estimate.mean)}, in two "
+        f"{percent(two.estimate.mean)}",
+        f"Several drafts are often equally good over the next interval, and any of them counts: "
+        f"chance has the best first at {percent(first.control.mean)}.{clear}",
+    )
+
+
+def _latency(panel: Panel, measured: Measured) -> Finding:
+    general, mab = (panel.mean(ratio(MEMSPEC, base)) for base in (BASELINE, MAB_ASYNC))
+    starts = [panel.mean(BASELINE, part=part) for part in ("prompt_seconds", "first_wait")]
+    if general is None or mab is None:
+        return _INCOMPLETE
+    start = sum(value or 0.0 for value in starts)
+    return Finding(
+        f"MemSpec {change(general)} against General-Static, {change(mab)} against MAB-Async",
+        f"Prompt and first load, which are the same for all, are {percent(start)} of "
+        "General-Static's latency; the rest is decoding, as in Figure 6.",
+    )
+
+
+_FINDERS: Mapping[str, Callable[[Panel, Measured], Finding]] = {
+    "figure_01": _acceptance,
+    "figure_02": _switching,
+    "figure_03": _bandit_acceptance,
+    "figure_04": _bandit_time,
+    "figure_06": _throughput,
+    "figure_07": _memspec_time,
+    "figure_08": _components,
+    "figure_09": _component_time,
+    "figure_10": _interval,
+    "figure_11": _length,
+    "figure_12": _capacity,
+    "table_2": _recall,
+    "latency": _latency,
+}
+
+
+def _by_chance(panel: Panel, oracle: str) -> str:
+    """Return which share of an oracle's gain its null control has too; empty if unknown."""
+    value = panel.find(oracle)
+    if value is None or value.control is None or value.estimate.mean <= 1.0:
+        return ""
+    return percent((value.control.mean - 1.0) / (value.estimate.mean - 1.0))
+
+
+def _an_answer(measured: Measured, field: str, strategy: str) -> float:
+    return arithmetic(measured.answers, an_answer(field, strategy)).mean
+
+
+def _busy(measured: Measured, strategy: str) -> str:
+    """Say how often a strategy loads and switches."""
+    if strategy not in measured.answers.sums:
+        return f"{name(strategy)} did not run"
+    loads, switches = (_an_answer(measured, field, strategy) for field in ("loads", "switches"))
+    return f"{name(strategy)} loads {loads:.1f} drafts an answer and switches {switches:.1f} times"
+
+
+def _curve(panel: Panel, series: str) -> tuple[list[str], list[float]]:
+    values = [value for value in panel.drawn if value.series == series]
+    return [value.group for value in values], [value.estimate.mean for value in values]
+
+
+def _then(words: tuple[str, ...]) -> str:
+    return ", ".join(words)
+
+
+def _verdict(holds: bool) -> str:
+    return "The paper's shape holds" if holds else "The paper's shape does not hold"
