@@ -40,8 +40,8 @@ TIME_PARTS = ("desired", "fallback", "load_wait", "prediction")
 LATENCY_PARTS = ("prompt_seconds", "first_wait", "decoding")
 
 ITERATION = "iteration"
-RESIDENT = "switch to a resident draft"
-LOAD = "switch with a load"
+RESIDENT = "switch, resident"
+LOAD = "switch, with a load"
 
 TOP_ONE, TOP_TWO = "best first", "best among two"
 UNTIED = ", where one alone is best"
@@ -544,7 +544,8 @@ def _curves(
             geometric(answers, throughput_over(one, BASELINE)),
             (claimed or {}).get((one, int(group))),
         )
+        for one in series
         for group, answers in points.items()
-        for one in _there(answers, series)
+        if one in answers.sums
     ]
     return Panel(name, tuple(values)) if values else None

@@ -5,11 +5,13 @@ The colours are those of Okabe and Ito, which can be told apart with any kind of
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from memspec_core.evaluation.reproduction.figures import (
     BARS,
     LINES,
+    MEAN,
     STACKS,
     Form,
     Panel,
@@ -36,19 +38,26 @@ _COLOURS = {
     "prediction_only": "#009E73",
     "memspec": "#D55E00",
 }
+_GREY = _COLOURS["general_static"]
 _OTHERS = ("#56B4E9", "#0072B2", "#CC79A7", "#009E73")
 """Of series that are no strategies."""
 
 _HATCHES = {
     "desired": "",
     "decoding": "",
-    "fallback": "////",
-    "load_wait": "xxxx",
-    "first_wait": "xxxx",
-    "prediction": "....",
-    "prompt_seconds": "....",
+    "fallback": "///",
+    "load_wait": "xxx",
+    "first_wait": "xxx",
+    "prediction": "---",
+    "prompt_seconds": "---",
 }
-_SHADES = {"fallback": 0.45, "load_wait": 0.25, "first_wait": 0.25, "prompt_seconds": 0.45}
+_SHADES = {
+    "fallback": 0.45,
+    "load_wait": 0.2,
+    "first_wait": 0.2,
+    "prediction": 0.0,
+    "prompt_seconds": 0.0,
+}
 """How much of its strategy's colour a part has; the rest is white."""
 
 _STYLE = {
@@ -62,12 +71,18 @@ _STYLE = {
     "grid.color": "#E3E3E3",
     "legend.frameon": False,
     "hatch.linewidth": 0.6,
+    "svg.fonttype": "none",  # a tenth of the size; viewers have a font without serifs
     "svg.hashsalt": "memspec",
 }
-_PANEL_INCHES = (4.4, 3.9)
+_PANEL_INCHES = (4.4, 4.1)
+_TITLE_CHARACTERS = 54
+_LEGEND_COLUMNS = 3
+"""Of each panel."""
+
+_PAPER, _CHANCE = "the paper", "by chance (null control)"
 _DOTS_AN_INCH = 110
-_ROTATED_FROM = 4
-"""Labels of so many bars or more are turned."""
+_TICK_CHARACTERS = 40
+"""Labels that have more in all are turned."""
 
 
 def draw(form: Form, panels: Sequence[tuple[Panel, str]], stem: Path) -> None:
@@ -94,7 +109,9 @@ def draw(form: Form, panels: Sequence[tuple[Panel, str]], stem: Path) -> None:
         )
         for axes, (panel, finding) in zip(row, panels, strict=True):
             kinds[form.kind](axes, panel)
-            axes.set_title(f"{SETTINGS[panel.setting]}\n{finding}", loc="left")
+            setting = SETTINGS[panel.setting]
+            lines = (setting[0].upper() + setting[1:], *wrap(finding, _TITLE_CHARACTERS))
+            axes.set_title("\n".join(lines), loc="left")
             axes.set_xlabel(form.x_label)
         row[0].set_ylabel(form.y_label)
         figure.suptitle(f"{form.name}: {form.about}", fontweight="bold", x=0.01, ha="left")
@@ -104,7 +121,7 @@ def draw(form: Form, panels: Sequence[tuple[Panel, str]], stem: Path) -> None:
                 handles.values(),
                 handles.keys(),
                 loc="outside lower center",
-                ncols=min(len(handles), 4 * len(panels)),
+                ncols=min(len(handles), _LEGEND_COLUMNS * len(panels)),
             )
         for ending, metadata in (("png", {"Software": None}), ("svg", {"Date": None})):
             with whole_file(stem.with_suffix(f".{ending}")) as file:
@@ -116,7 +133,7 @@ def _bars(axes: "Axes", panel: Panel) -> None:
     """Draw one bar a value: by series where there is one group, else in groups."""
     groups = list(dict.fromkeys(value.group for value in panel.drawn))
     series = list(dict.fromkeys(value.series for value in panel.drawn))
-    single = len(groups) == 1
+    single = groups == [MEAN]
     width = 0.7 if single else 0.8 / len(series)
     for value in panel.drawn:
         place = series.index(value.series)
@@ -149,12 +166,11 @@ def _stacks(axes: "Axes", panel: Panel) -> None:
             edgecolor="#333333",
             linewidth=0.6,
         )
-        if value.part not in shades:  # a colourless bar of no height explains the part
+        if value.part not in shades:  # nothing is filled: this only explains the part
             shades.add(value.part)
-            grey = _mixed("#8C8C8C", _SHADES.get(value.part, 1.0))
-            axes.bar(
-                *(0, 0),
-                color=grey,
+            axes.fill_between(
+                *((), ()),
+                color=_mixed(_GREY, _SHADES.get(value.part, 1.0)),
                 hatch=_HATCHES[value.part],
                 edgecolor="#333333",
                 label=name(value.part),
@@ -200,8 +216,8 @@ def _lines(axes: "Axes", panel: Panel) -> None:
         )
         for x, value in zip(xs, values, strict=True):
             if value.claim is not None:
-                _paper_line(axes, x, 0.35, value.claim.mark)
-    axes.axhline(1.0, color="#8C8C8C", linewidth=0.8)
+                _paper_line(axes, x, 0.35, value.claim.mark, _colour(one, series))
+    axes.axhline(1.0, color=_GREY, linewidth=0.8)
     _name_ticks(axes, groups)
 
 
@@ -222,17 +238,17 @@ def _marks(axes: "Axes", x: float, width: float, value: Value) -> None:
             color="white",
             markeredgecolor="black",
             linestyle="none",
-            label="by chance (null control)",
+            label=_CHANCE,
         )
 
 
-def _paper_line(axes: "Axes", x: float, width: float, y: float) -> None:
+def _paper_line(axes: "Axes", x: float, width: float, y: float, colour: str = "black") -> None:
     half = 0.55 * width
-    axes.plot((x - half, x + half), (y, y), color="black", linewidth=1.8, label="the paper")
+    axes.plot((x - half, x + half), (y, y), color=colour, linewidth=1.8, label=_PAPER)
 
 
 def _name_ticks(axes: "Axes", names: Sequence[str]) -> None:
-    turned = len(names) >= _ROTATED_FROM and max(map(len, names)) > _ROTATED_FROM
+    turned = sum(map(len, names)) > _TICK_CHARACTERS
     alignment: dict[str, Any] = {"rotation": 25, "ha": "right"} if turned else {}
     axes.set_xticks(range(len(names)), names, **alignment)
 
@@ -260,9 +276,9 @@ def _at_foot(axes: "Axes") -> Any:
 
 
 def _legend(row: Sequence["Axes"]) -> dict[str, Any]:
-    """Return what is to be explained, each once; the names of handles that a figure needs."""
+    """Return what is to be explained, each once, the marks last."""
     handles: dict[str, Any] = {}
     for axes in row:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
-    return handles
+    return dict(sorted(handles.items(), key=lambda item: item[0] in (_PAPER, _CHANCE)))

@@ -12,7 +12,7 @@ STEP = 0.01
 NEARLY_FLAT = 0.03
 """The most that is nearly flat: what the paper's MemSpec changes by from K = 2 to 4."""
 
-RISES, FLAT, FALLS = "rises", "stays", "falls"
+RISES, FLAT, FALLS = "rises", "flat", "falls"
 
 INTERVAL_SHAPE = (RISES, FLAT, FALLS)
 """Figure 10, from N = 2 to 4, 8 and 16."""

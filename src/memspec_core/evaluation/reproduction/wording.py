@@ -48,7 +48,9 @@ def short_domains(domains: Sequence[str]) -> dict[str, str]:
 
 def number(value: float, unit: str) -> str:
     """Return a mean."""
-    return f"{100 * value:.1f} %" if unit == SHARE else f"{value:.3f}"
+    if unit != SHARE:
+        return f"{value:.3f}"
+    return f"{100 * value:.2f} %" if 0.0 < value < 0.001 else f"{100 * value:.1f} %"
 
 
 def with_interval(estimate: Estimate, unit: str) -> str:
