@@ -83,15 +83,21 @@ class Panel:
         wanted = (series, group, part)
         return next((v for v in self.values if (v.series, v.group, v.part) == wanted), None)
 
-    def mean(self, series: str, group: str = MEAN, part: str = "") -> float | None:
-        """Return the mean of a value, None where it is missing."""
+    def mean(self, series: str, group: str = MEAN, part: str = "") -> float:
+        """Return the mean of a value that is there."""
         found = self.find(series, group, part)
-        return None if found is None else found.estimate.mean
+        if found is None:
+            raise KeyError((series, group, part))
+        return found.estimate.mean
 
 
 @dataclass(frozen=True)
 class Form:
-    """How a figure is made and drawn; `build` returns None where a setting lacks what it needs."""
+    """How a figure is made and drawn.
+
+    `needs`: strategies without which there is no such figure. `compute` returns None where a
+    setting lacks something else.
+    """
 
     key: str
     name: str
@@ -99,7 +105,14 @@ class Form:
     kind: str
     y_label: str
     x_label: str
-    build: Callable[[Measured], Panel | None]
+    needs: tuple[str, ...]
+    compute: Callable[[Measured], Panel | None]
+
+    def build(self, measured: Measured) -> Panel | None:
+        """Return the figure in a setting, None where this lacks what it takes."""
+        if not set(self.needs) <= set(measured.answers.sums):
+            return None
+        return self.compute(measured)
 
 
 def ratio(one: str, base: str) -> str:
@@ -224,7 +237,7 @@ def time_of_components(measured: Measured) -> Panel:
 
 def by_interval(measured: Measured) -> Panel | None:
     """Figure 10: tokens a second over the scheduling interval N."""
-    points = _sweep(measured, "interval")
+    points = _sweep(measured, "interval", (MEMSPEC,))
     return _curves(measured.name, points, (MEMSPEC, PREDICTION_ONLY, MAB_ASYNC))
 
 
@@ -233,7 +246,7 @@ def by_length(measured: Measured) -> Panel | None:
 
     So the same answers are cut at several lengths.
     """
-    points = _sweep(measured, "tokens")
+    points = _sweep(measured, "tokens", (MEMSPEC,))
     if not points:
         return None
     longest = max(points, key=int)
@@ -248,7 +261,7 @@ def by_length(measured: Measured) -> Panel | None:
 
 def by_capacity(measured: Measured) -> Panel | None:
     """Figure 12: tokens a second over the number K of drafts that memory holds."""
-    points = _sweep(measured, "capacity")
+    points = _sweep(measured, "capacity", (MAB_ASYNC, MEMSPEC))
     return _curves(measured.name, points, (MEMSPEC, MAB_ASYNC), claims.CAPACITIES)
 
 
@@ -312,6 +325,7 @@ FORMS = (
         BARS,
         "accepted an iteration, over General-Static",
         "",
+        (),
         acceptance_by_draft_choice,
     ),
     Form(
@@ -321,6 +335,7 @@ FORMS = (
         BARS,
         "time, in iterations",
         "",
+        (),
         cost_of_switching,
     ),
     Form(
@@ -330,6 +345,7 @@ FORMS = (
         BARS,
         "accepted an iteration, over General-Static",
         "",
+        (STATIC, MAB_SYNC),
         acceptance_of_bandits,
     ),
     Form(
@@ -339,6 +355,7 @@ FORMS = (
         STACKS,
         "decoding time, over General-Static",
         "",
+        (MAB_SYNC, MAB_ASYNC),
         time_of_bandits,
     ),
     Form(
@@ -348,6 +365,7 @@ FORMS = (
         BARS,
         "tokens/s, over General-Static",
         "",
+        (MAB_ASYNC, MEMSPEC),
         throughput,
     ),
     Form(
@@ -357,6 +375,7 @@ FORMS = (
         STACKS,
         "decoding time, over MAB-Async",
         "",
+        (MAB_ASYNC, MEMSPEC),
         time_of_memspec,
     ),
     Form(
@@ -366,6 +385,7 @@ FORMS = (
         BARS,
         "tokens/s, over General-Static",
         "",
+        (PREDICTION_ONLY, MEMSPEC),
         throughput_of_components,
     ),
     Form(
@@ -375,6 +395,7 @@ FORMS = (
         STACKS,
         "decoding time, over General-Static",
         "",
+        (PREDICTION_ONLY, MEMSPEC),
         time_of_components,
     ),
     Form(
@@ -384,6 +405,7 @@ FORMS = (
         LINES,
         "tokens/s, over General-Static",
         "N (iterations between scheduling points)",
+        (MEMSPEC,),
         by_interval,
     ),
     Form(
@@ -393,6 +415,7 @@ FORMS = (
         LINES,
         "tokens/s, over General-Static",
         "tokens of the answer",
+        (MEMSPEC,),
         by_length,
     ),
     Form(
@@ -402,6 +425,7 @@ FORMS = (
         LINES,
         "tokens/s, over General-Static",
         "K (drafts in memory)",
+        (MAB_ASYNC, MEMSPEC),
         by_capacity,
     ),
     Form(
@@ -411,6 +435,7 @@ FORMS = (
         BARS,
         "share of scheduling points",
         "",
+        (),
         predictor_recall,
     ),
     Form(
@@ -420,6 +445,7 @@ FORMS = (
         STACKS,
         "latency, over General-Static",
         "",
+        (MAB_ASYNC, MEMSPEC),
         latency,
     ),
 )
@@ -517,8 +543,11 @@ def _breakdown(
     )
 
 
-def _sweep(measured: Measured, field: str) -> dict[str, Answers]:
-    """Return the answers at the points that differ from the base in one field only."""
+def _sweep(measured: Measured, field: str, needs: Sequence[str]) -> dict[str, Answers]:
+    """Return the answers at the points that differ from the base in one field only.
+
+    Nothing where there are no others with the strategies that it takes.
+    """
 
     def moved(point: Point) -> Point:
         return measured.base._replace(**{field: getattr(point, field)})
@@ -526,7 +555,7 @@ def _sweep(measured: Measured, field: str) -> dict[str, Answers]:
     found = {
         int(getattr(point, field)): answers
         for point, answers in measured.points.items()
-        if point == moved(point)
+        if point == moved(point) and set(needs) <= set(answers.sums)
     }
     return {str(x): found[x] for x in sorted(found)} if len(found) > 1 else {}
 

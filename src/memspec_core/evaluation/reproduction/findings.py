@@ -47,9 +47,6 @@ class Finding:
     why: str
 
 
-_INCOMPLETE = Finding("not all strategies were run", "")
-
-
 def find(key: str, panel: Panel, measured: Measured) -> Finding:
     """Return what the panel of a figure shows."""
     return _FINDERS[key](panel, measured)
@@ -57,8 +54,6 @@ def find(key: str, panel: Panel, measured: Measured) -> Finding:
 
 def _acceptance(panel: Panel, measured: Measured) -> Finding:
     static, dynamic = panel.mean(STATIC), panel.mean(DYNAMIC)
-    if static is None or dynamic is None:
-        return _INCOMPLETE
     best = list((measured.best_draft or {}).values())
     mean = float(np.exp(np.mean(np.log(best))))
     return Finding(
@@ -72,8 +67,6 @@ def _acceptance(panel: Panel, measured: Measured) -> Finding:
 
 def _switching(panel: Panel, measured: Measured) -> Finding:
     load = panel.mean(LOAD)
-    if load is None:
-        return _INCOMPLETE
     if measured.profile is not None:
         return Finding(
             f"a load takes {load:.1f} iterations, as set",
@@ -90,8 +83,6 @@ def _switching(panel: Panel, measured: Measured) -> Finding:
 
 def _bandit_acceptance(panel: Panel, measured: Measured) -> Finding:
     static, bandit = panel.mean(STATIC), panel.mean(MAB_SYNC)
-    if static is None or bandit is None:
-        return _INCOMPLETE
     points = _an_answer(measured, "iterations", MAB_SYNC) / measured.base.interval
     paper = (claims.MAB_SYNC_ACCEPTANCE.high - 1) / (claims.STATIC_ACCEPTANCE.high - 1)
     return Finding(
@@ -106,8 +97,6 @@ def _bandit_time(panel: Panel, measured: Measured) -> Finding:
     fallback = panel.mean(MAB_ASYNC, OWN_TIME, "fallback")
     wait = panel.mean(MAB_SYNC, OWN_TIME, "load_wait")
     load = cost_of_switching(measured).mean(LOAD)
-    if fallback is None or wait is None:
-        return _INCOMPLETE
     return Finding(
         f"MAB-Async falls back {percent(fallback)} of its time, MAB-Sync waits {percent(wait)}",
         f"{_busy(measured, MAB_ASYNC)}; a load takes {load:.1f} iterations, and what it brings may "
@@ -117,12 +106,10 @@ def _bandit_time(panel: Panel, measured: Measured) -> Finding:
 
 def _throughput(panel: Panel, measured: Measured) -> Finding:
     general, mab = panel.mean(MEMSPEC), panel.mean(ratio(MEMSPEC, MAB_ASYNC))
-    if general is None or mab is None:
-        return _INCOMPLETE
     title = f"MemSpec {change(general)} over General-Static, {change(mab)} over MAB-Async"
-    bound, attained = panel.mean(DYNAMIC), panel.mean(ratio(MEMSPEC, DYNAMIC))
-    if bound is None or attained is None:
+    if panel.find(DYNAMIC) is None:
         return Finding(title, "No oracle ran, which would tell what these drafts can give.")
+    bound, attained = panel.mean(DYNAMIC), panel.mean(ratio(MEMSPEC, DYNAMIC))
     claim = claims.MEMSPEC_THROUGHPUT.high
     verdict = "more than these drafts can give" if bound < claim else "within what drafts can give"
     chance = _by_chance(panel, DYNAMIC)
@@ -141,8 +128,6 @@ def _throughput(panel: Panel, measured: Measured) -> Finding:
 def _memspec_time(panel: Panel, measured: Measured) -> Finding:
     own = panel.mean(MEMSPEC, OWN_TIME, "fallback")
     mab = panel.mean(MAB_ASYNC, OWN_TIME, "fallback")
-    if own is None or mab is None:
-        return _INCOMPLETE
     return Finding(
         f"MemSpec falls back {percent(own)} of its time, MAB-Async {percent(mab)}",
         f"{_busy(measured, MEMSPEC)}; {_busy(measured, MAB_ASYNC)}.",
@@ -152,8 +137,6 @@ def _memspec_time(panel: Panel, measured: Measured) -> Finding:
 def _components(panel: Panel, measured: Measured) -> Finding:
     alone, both = panel.mean(PREDICTION_ONLY), panel.mean(MEMSPEC)
     step = panel.mean(ratio(MEMSPEC, PREDICTION_ONLY))
-    if alone is None or both is None or step is None:
-        return _INCOMPLETE
     lost = arithmetic(measured.answers, share("fallback", PREDICTION_ONLY)).mean
     return Finding(
         f"over General-Static: Prediction-Only {change(alone)}, MemSpec {change(both)}",
@@ -165,8 +148,6 @@ def _components(panel: Panel, measured: Measured) -> Finding:
 def _component_time(panel: Panel, measured: Measured) -> Finding:
     alone = panel.mean(PREDICTION_ONLY, OWN_TIME, "fallback")
     both = panel.mean(MEMSPEC, OWN_TIME, "fallback")
-    if alone is None or both is None:
-        return _INCOMPLETE
     return Finding(
         f"Prediction-Only falls back {percent(alone)} of its time, MemSpec {percent(both)}",
         f"{_busy(measured, PREDICTION_ONLY)}; {_busy(measured, MEMSPEC)}.",
@@ -218,30 +199,25 @@ def _capacity(panel: Panel, measured: Measured) -> Finding:
 
 def _recall(panel: Panel, measured: Measured) -> Finding:
     row = panel.drawn[-1].group
-    first, two = panel.find(TOP_ONE, row), panel.find(TOP_TWO, row)
-    if first is None or two is None or first.control is None:
-        return _INCOMPLETE
-    alone = panel.find(TOP_ONE + UNTIED, row)
-    clear = (
-        f" Where one draft alone is best it is first at {percent(alone.estimate.mean)} (chance "
-        f"{percent(alone.control.mean)})."
-        if alone is not None and alone.control is not None
-        else ""
-    )
+    first, two = panel.mean(TOP_ONE, row), panel.mean(TOP_TWO, row)
     return Finding(
-        f"{name(row)}: best first {percent(first.estimate.mean)}, in two "
-        f"{percent(two.estimate.mean)}",
-        f"Several drafts are often equally good over the next interval, and any of them counts: "
-        f"chance has the best first at {percent(first.control.mean)}.{clear}",
+        f"{name(row)}: best first {percent(first)}, in two {percent(two)}",
+        "Several drafts are often equally good over the next interval, and any of them counts: a "
+        f"random ranking has the best first at {percent(_chance(panel, TOP_ONE, row))}."
+        + _where_one_is_best(panel, row),
     )
+
+
+def _where_one_is_best(panel: Panel, row: str) -> str:
+    if panel.find(TOP_ONE + UNTIED, row) is None:
+        return ""
+    first, chance = panel.mean(TOP_ONE + UNTIED, row), _chance(panel, TOP_ONE + UNTIED, row)
+    return f" Where one alone is best, it is first at {percent(first)} (chance {percent(chance)})."
 
 
 def _latency(panel: Panel, measured: Measured) -> Finding:
     general, mab = (panel.mean(ratio(MEMSPEC, base)) for base in (BASELINE, MAB_ASYNC))
-    starts = [panel.mean(BASELINE, part=part) for part in ("prompt_seconds", "first_wait")]
-    if general is None or mab is None:
-        return _INCOMPLETE
-    start = sum(value or 0.0 for value in starts)
+    start = sum(panel.mean(BASELINE, part=part) for part in ("prompt_seconds", "first_wait"))
     return Finding(
         f"MemSpec {change(general)} against General-Static, {change(mab)} against MAB-Async",
         f"Prompt and first load, which are the same for all, are {percent(start)} of "
@@ -272,6 +248,12 @@ def _by_chance(panel: Panel, oracle: str) -> str:
     if value is None or value.control is None or value.estimate.mean <= 1.0:
         return ""
     return percent((value.control.mean - 1.0) / (value.estimate.mean - 1.0))
+
+
+def _chance(panel: Panel, series: str, group: str) -> float:
+    """Return what a random ranking has."""
+    value = panel.find(series, group)
+    return 0.0 if value is None or value.control is None else value.control.mean
 
 
 def _an_answer(measured: Measured, field: str, strategy: str) -> float:

@@ -75,7 +75,7 @@ _STYLE = {
     "svg.hashsalt": "memspec",
 }
 _PANEL_INCHES = (4.4, 4.1)
-_TITLE_CHARACTERS = 54
+_TITLE_CHARACTERS = 58
 _LEGEND_COLUMNS = 3
 """Of each panel."""
 
@@ -110,7 +110,10 @@ def draw(form: Form, panels: Sequence[tuple[Panel, str]], stem: Path) -> None:
         for axes, (panel, finding) in zip(row, panels, strict=True):
             kinds[form.kind](axes, panel)
             setting = SETTINGS[panel.setting]
-            lines = (setting[0].upper() + setting[1:], *wrap(finding, _TITLE_CHARACTERS))
+            lines = (
+                setting[0].upper() + setting[1:],
+                *wrap(finding, _TITLE_CHARACTERS, break_on_hyphens=False),
+            )
             axes.set_title("\n".join(lines), loc="left")
             axes.set_xlabel(form.x_label)
         row[0].set_ylabel(form.y_label)
