@@ -110,6 +110,27 @@ def answers_of_walks(domains: Sequence[str], walks: Mapping[str, Walk]) -> Answe
     return Answers(keys, sums)
 
 
+def side_by_side(points: Mapping[str, Answers], strategies: Sequence[str]) -> Answers:
+    """Put strategies at several points beside each other, on the prompts that all points have.
+
+    So that intervals are over prompts that are the same everywhere. See `at_point` for the names.
+    """
+    common = set.intersection(*(set(answers.keys) for answers in points.values()))
+    kept = {point: answers.where(common.__contains__) for point, answers in points.items()}
+    first = next(iter(kept.values())).keys
+    sums = {}
+    for point, answers in kept.items():
+        places = [answers.keys.index(key) for key in first]
+        for strategy in strategies:
+            sums[at_point(strategy, point)] = answers.sums[strategy][places]
+    return Answers(first, sums)
+
+
+def at_point(strategy: str, point: str) -> str:
+    """Name a strategy at a point."""
+    return f"{strategy} at {point}"
+
+
 def geometric(answers: Answers, measure: Measure) -> Estimate:
     """Estimate the geometric mean over domains, of ratios."""
     return _estimate(np.exp(np.log(_by_domain(answers, measure)).mean(axis=0)))
@@ -190,6 +211,13 @@ def an_answer(field: str, one: str) -> Measure:
 def tokens_an_iteration(one: str) -> Measure:
     """Return what measures a strategy's tokens an iteration, the target's own included."""
     return lambda t: t[one]["tokens"] / t[one]["iterations"]
+
+
+def iteration_over(one: str, base: str) -> Measure:
+    """Return what measures an iteration of a strategy that never falls back in another's."""
+    return lambda t: (
+        (t[one]["desired"] / t[one]["iterations"]) / (t[base]["desired"] / t[base]["iterations"])
+    )
 
 
 def load_in_iterations(one: str) -> Measure:

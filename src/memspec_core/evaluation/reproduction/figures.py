@@ -1,7 +1,8 @@
 """Every figure of the paper, computed from what a setting measured."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from memspec_core.evaluation.comparison import BASELINE
 from memspec_core.evaluation.ranking import CHANCE
@@ -13,10 +14,12 @@ from memspec_core.evaluation.reproduction.estimates import (
     Measure,
     acceptance_over,
     arithmetic,
+    at_point,
     geometric,
     latency_part_over,
     load_in_iterations,
     share,
+    side_by_side,
     throughput_over,
     time_part_over,
     tokens_an_iteration,
@@ -238,7 +241,7 @@ def time_of_components(measured: Measured) -> Panel:
 def by_interval(measured: Measured) -> Panel | None:
     """Figure 10: tokens a second over the scheduling interval N."""
     points = _sweep(measured, "interval", (MEMSPEC,))
-    return _curves(measured.name, points, (MEMSPEC, PREDICTION_ONLY, MAB_ASYNC))
+    return _curves(measured.name, points, (MEMSPEC, PREDICTION_ONLY, MAB_ASYNC), (MEMSPEC,))
 
 
 def by_length(measured: Measured) -> Panel | None:
@@ -249,20 +252,25 @@ def by_length(measured: Measured) -> Panel | None:
     points = _sweep(measured, "tokens", (MEMSPEC,))
     if not points:
         return None
-    longest = max(points, key=int)
-    tokens = points[longest].tokens(BASELINE)
+    tokens = points[max(points, key=int)].tokens(BASELINE)
     most = max(tokens.values())
     kept = {
         group: answers.where(lambda key: tokens.get(key) == most)
         for group, answers in points.items()
     }
-    return _curves(measured.name, kept, (MEMSPEC, PREDICTION_ONLY, MAB_ASYNC))
+    return _curves(measured.name, kept, (MEMSPEC, PREDICTION_ONLY, MAB_ASYNC), (MEMSPEC,))
 
 
 def by_capacity(measured: Measured) -> Panel | None:
     """Figure 12: tokens a second over the number K of drafts that memory holds."""
-    points = _sweep(measured, "capacity", (MAB_ASYNC, MEMSPEC))
-    return _curves(measured.name, points, (MEMSPEC, MAB_ASYNC), claims.CAPACITIES)
+    series = (MEMSPEC, MAB_ASYNC)
+    points = _sweep(measured, "capacity", series)
+    return _curves(measured.name, points, series, series, claims.CAPACITIES)
+
+
+def step_name(before: str, after: str) -> str:
+    """Name the group of a curve's change from one point to another."""
+    return f"{before} → {after}"
 
 
 def predictor_recall(measured: Measured) -> Panel | None:
@@ -564,9 +572,13 @@ def _curves(
     name: str,
     points: Mapping[str, Answers],
     series: Sequence[str],
+    followed: Sequence[str],
     claimed: Mapping[tuple[str, int], Claim] | None = None,
 ) -> Panel | None:
-    values = [
+    """Draw strategies over some points, and tell the changes of those that are followed."""
+    if not points:
+        return None
+    drawn = tuple(
         Value(
             one,
             group,
@@ -576,5 +588,26 @@ def _curves(
         for one in series
         for group, answers in points.items()
         if one in answers.sums
-    ]
-    return Panel(name, tuple(values)) if values else None
+    )
+    return Panel(name, drawn, tuple(v for one in followed for v in _changes(points, one)))
+
+
+def _changes(points: Mapping[str, Answers], series: str) -> Iterator[Value]:
+    """Tell how many times a strategy's speed at a point is that at the one before.
+
+    Over the baseline at each point, and on the prompts that all points have; at last from the
+    first point to the last one.
+    """
+    groups = list(points)
+    together = side_by_side(points, (BASELINE, series))
+
+    def change(before: str, after: str) -> Measure:
+        later, earlier = (
+            throughput_over(at_point(series, group), at_point(BASELINE, group))
+            for group in (after, before)
+        )
+        return lambda totals: later(totals) / earlier(totals)
+
+    for before, after in dict.fromkeys((*pairwise(groups), (groups[0], groups[-1]))):
+        found = geometric(together, change(before, after))
+        yield Value(series, step_name(before, after), found)
