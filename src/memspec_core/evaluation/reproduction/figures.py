@@ -99,7 +99,7 @@ class Form:
     """How a figure is made and drawn.
 
     `needs`: strategies without which there is no such figure. `compute` returns None where a
-    setting lacks something else.
+    setting lacks something else. `x_name`: how tables name a place on the axis.
     """
 
     key: str
@@ -110,6 +110,7 @@ class Form:
     x_label: str
     needs: tuple[str, ...]
     compute: Callable[[Measured], Panel | None]
+    x_name: str = "{}"
 
     def build(self, measured: Measured) -> Panel | None:
         """Return the figure in a setting, None where this lacks what it takes."""
@@ -415,6 +416,7 @@ FORMS = (
         "N (iterations between scheduling points)",
         (MEMSPEC,),
         by_interval,
+        "N = {}",
     ),
     Form(
         "figure_11",
@@ -425,6 +427,7 @@ FORMS = (
         "tokens of the answer",
         (MEMSPEC,),
         by_length,
+        "{} tokens",
     ),
     Form(
         "figure_12",
@@ -435,6 +438,7 @@ FORMS = (
         "K (drafts in memory)",
         (MAB_ASYNC, MEMSPEC),
         by_capacity,
+        "K = {}",
     ),
     Form(
         "table_2",
@@ -584,6 +588,7 @@ def _curves(
             group,
             geometric(answers, throughput_over(one, BASELINE)),
             (claimed or {}).get((one, int(group))),
+            tabled=one in followed,
         )
         for one in series
         for group, answers in points.items()

@@ -26,6 +26,7 @@ from memspec_core.evaluation.reproduction.figures import (
     TOP_ONE,
     TOP_TWO,
     UNTIED,
+    Form,
     Panel,
     cost_of_switching,
     ratio,
@@ -52,9 +53,11 @@ class Finding:
     why: str
 
 
-def find(key: str, panel: Panel, measured: Measured) -> Finding:
+def find(form: Form, panel: Panel, measured: Measured) -> Finding:
     """Return what the panel of a figure shows."""
-    return _FINDERS[key](panel, measured)
+    if form.key in _FINDERS:
+        return _FINDERS[form.key](panel, measured)
+    return _range(form, panel)
 
 
 def _acceptance(panel: Panel, measured: Measured) -> Finding:
@@ -235,6 +238,19 @@ def _latency(panel: Panel, measured: Measured) -> Finding:
         f"MemSpec {change(general)} against General-Static, {change(mab)} against MAB-Async",
         f"Prompt and first load are {percent(start)} of General-Static's latency; the rest is "
         "decoding, as in Figure 6.",
+    )
+
+
+def _range(form: Form, panel: Panel) -> Finding:
+    """Say between what MemSpec lies on a curve of sensitivity."""
+    groups, means = _curve(panel, MEMSPEC)
+    places = [form.x_name.format(group) for group in groups]
+    (low, at_low), (high, at_high) = (
+        choose(zip(means, places, strict=True)) for choose in (min, max)
+    )
+    return Finding(
+        f"MemSpec from {change(low)} ({at_low}) to {change(high)} ({at_high})",
+        "Over General-Static, on all prompts together.",
     )
 
 

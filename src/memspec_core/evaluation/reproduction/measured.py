@@ -1,7 +1,7 @@
 """What each setting's figures are computed from, measured or simulated part by part."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,13 +15,14 @@ from memspec_core.evaluation.acceptance import (
     walk,
 )
 from memspec_core.evaluation.comparison import BASELINE, ORACLES, PAPER_FORM, StrategyRun
-from memspec_core.evaluation.foretold import Foretold, Recall
+from memspec_core.evaluation.foretold import Foresight, Foretold, NearMisses
 from memspec_core.evaluation.profiles import Profile
 from memspec_core.evaluation.ranking import CHANCE, PredictorRanker
 from memspec_core.evaluation.ranking import figures as ranking_figures
 from memspec_core.evaluation.reproduction.estimates import Answers, answers_of, answers_of_walks
 from memspec_core.evaluation.reproduction.folder import Output
 from memspec_core.evaluation.scheduling import RankerFor, Schedule, Scores
+from memspec_core.evaluation.sensitivity import Curve
 from memspec_core.evaluation.simulator import SIMULATED_STRATEGIES, SimulationPlan, simulate
 from memspec_core.measurement.trace import Trace, TracedPrompt
 from memspec_core.prediction.head import RankingHead
@@ -80,6 +81,7 @@ class Measured:
     reach_control: Answers | None = None
     best_draft: Mapping[str, float] | None = None
     recalls: Recalls | None = None
+    curves: Mapping[str, Curve] = field(default_factory=dict)
     profile: Profile | None = None
 
     @property
@@ -97,7 +99,7 @@ class Simulated:
     profile: Profile
     length: int
     head: RankingHead | None
-    recall: Recall | None
+    recall: Foresight | None
     jobs: int
 
     @property
@@ -126,8 +128,10 @@ class Simulated:
         longest = self.trace.header.max_new_tokens
         return (*sorted({*(n for n in LENGTHS if n < longest), longest}),)[-3:]
 
-    def plan(self, point: Point, strategies: Sequence[str]) -> SimulationPlan:
-        """Return the plan of a point, in the paper's form."""
+    def plan(
+        self, point: Point, strategies: Sequence[str], drafts: tuple[str, ...] = ()
+    ) -> SimulationPlan:
+        """Return the plan of a point, in the paper's form; with some drafts of a wider trace."""
         parameters = {
             **PAPER_FORM,
             "draft_length": self.length,
@@ -135,7 +139,13 @@ class Simulated:
             "resident_capacity": point.capacity,
         }
         return SimulationPlan(
-            self.profile, tuple(strategies), parameters, self.head, self.recall, point.tokens
+            profile=self.profile,
+            strategies=tuple(strategies),
+            parameters=parameters,
+            head=self.head,
+            recall=self.recall,
+            max_new_tokens=point.tokens,
+            drafts=drafts,
         )
 
 
@@ -243,7 +253,7 @@ def recalls(setting: Simulated) -> dict[str, Any]:
 def _ranker(setting: Simulated, schedule: Schedule) -> RankerFor:
     head = setting.head
     if head is None:
-        recall = setting.recall or Recall()
+        recall = setting.recall or NearMisses()
         numbers = {id(prompt): number for number, prompt in enumerate(setting.trace.prompts)}
         return lambda prompt: _ForetoldRanker(schedule, prompt, recall, numbers[id(prompt)])
     encoder = StateEncoder(setting.trace.prompts, head.plan.positions)
@@ -258,7 +268,7 @@ class _ForetoldRanker:
     """Judges a foretold ranking as a predictor's."""
 
     def __init__(
-        self, schedule: Schedule, prompt: TracedPrompt, recall: Recall, number: int
+        self, schedule: Schedule, prompt: TracedPrompt, recall: Foresight, number: int
     ) -> None:
         gained = schedule.gains(prompt)
         self._drafts = schedule.drafts

@@ -10,6 +10,7 @@ from typing import Any
 
 from memspec_core.evaluation.comparison import BASELINE
 from memspec_core.evaluation.reproduction.claims import Claim
+from memspec_core.evaluation.reproduction.curves import CURVE_FORMS
 from memspec_core.evaluation.reproduction.figures import (
     FORMS,
     LINES,
@@ -77,7 +78,7 @@ def show(form: Form, measured: Sequence[Measured]) -> Shown:
     built = {one.name: form.build(one) for one in measured}
     panels = {setting: panel for setting, panel in built.items() if panel is not None}
     by_name = {one.name: one for one in measured}
-    findings = {s: find(form.key, panel, by_name[s]) for s, panel in panels.items()}
+    findings = {s: find(form, panel, by_name[s]) for s, panel in panels.items()}
     return Shown(form, panels, findings)
 
 
@@ -86,7 +87,7 @@ def write_report(output: Output, measured: Sequence[Measured], about: Mapping[st
 
     `about`: what each setting is.
     """
-    shown = [show(form, measured) for form in FORMS]
+    shown = [show(form, measured) for form in (*FORMS, *CURVE_FORMS)]
     shown = [one for one in shown if one.panels]
     for one in shown:
         pairs = [(panel, one.findings[setting].title) for setting, panel in one.panels.items()]
@@ -147,7 +148,7 @@ def _headlines(shown: Sequence[Shown]) -> Iterator[Row]:
 def _label(form: Form, series: str, group: str, part: str) -> str:
     words = [name(series)]
     if form.kind == LINES:
-        words.append(f"{form.x_label.split(' ')[0]} = {group}")
+        words.append(form.x_name.format(group))
     elif group not in (MEAN, OWN_TIME):
         words.insert(0, name(group))
     if part:

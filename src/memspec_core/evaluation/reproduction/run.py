@@ -4,10 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from memspec_core.errors import SettingsError
-from memspec_core.evaluation.foretold import Recall
+from memspec_core.evaluation.foretold import NearMisses
 from memspec_core.evaluation.paperlike import PaperLike, paper_like_trace
 from memspec_core.evaluation.reduction import renamed
 from memspec_core.evaluation.reproduction import real
+from memspec_core.evaluation.reproduction.curves import simulate_curves
 from memspec_core.evaluation.reproduction.folder import PARTS, Output
 from memspec_core.evaluation.reproduction.measured import (
     Measured,
@@ -110,7 +111,11 @@ def _on_trace(plan: ReproductionPlan, sources: Sources) -> Simulated:
 def _ours(plan: ReproductionPlan, sources: Sources, output: Output, progress: Progress) -> Measured:
     setting = _on_trace(plan, sources)
     measured = measure_simulated(setting, output, progress)
-    return replace(measured, recalls=sources.rankings or _own_recalls(setting, sources, output))
+    return replace(
+        measured,
+        recalls=sources.rankings or _own_recalls(setting, sources, output),
+        curves=simulate_curves(setting, sources.all_drafts, output, progress),
+    )
 
 
 def _own_recalls(setting: Simulated, sources: Sources, output: Output) -> Recalls | None:
@@ -126,9 +131,14 @@ def _own_recalls(setting: Simulated, sources: Sources, output: Output) -> Recall
 def _paper_like(
     plan: ReproductionPlan, sources: Sources, output: Output, progress: Progress
 ) -> Measured:
-    trace = paper_like_trace(PaperLike(prompts=plan.prompts, tokens=PAPER_LIKE_TOKENS))
+    like = PaperLike(prompts=plan.prompts, tokens=PAPER_LIKE_TOKENS)
+    trace = paper_like_trace(like)
     setting = replace(
-        _on_trace(plan, sources), name=PAPER_LIKE, trace=trace, head=None, recall=Recall()
+        _on_trace(plan, sources), name=PAPER_LIKE, trace=trace, head=None, recall=NearMisses()
     )
     found: Recalls = output.part(f"{PAPER_LIKE}_recalls", lambda: recalls(setting))
-    return replace(measure_simulated(setting, output, progress), recalls=found)
+    return replace(
+        measure_simulated(setting, output, progress),
+        recalls=found,
+        curves=simulate_curves(setting, trace, output, progress, like),
+    )

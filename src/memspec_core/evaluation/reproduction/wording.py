@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from memspec_core.evaluation.comparison import PINNED
 from memspec_core.evaluation.reproduction.claims import Claim
 from memspec_core.evaluation.reproduction.estimates import Estimate
 from memspec_core.evaluation.reproduction.figures import SHARE, Value
@@ -36,6 +37,8 @@ _NAMES = {
 
 def name(key: str) -> str:
     """Return the name of a strategy, a ratio of two, or a part."""
+    if key.startswith(PINNED):
+        return f"{key.removeprefix(PINNED)} alone"
     return " over ".join(_NAMES.get(part, part) for part in key.split(" / "))
 
 
