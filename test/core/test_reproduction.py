@@ -20,6 +20,7 @@ from memspec_core.evaluation.paperlike import DRAFTS, PaperLike, paper_like_trac
 from memspec_core.evaluation.profiles import load_profile
 from memspec_core.evaluation.reduction import reduce_trace, renamed, write_reduced
 from memspec_core.evaluation.reproduction import claims, shapes
+from memspec_core.evaluation.reproduction.curves import CURVE_FORMS
 from memspec_core.evaluation.reproduction.estimates import (
     Estimate,
     acceptance_over,
@@ -171,6 +172,7 @@ def test_a_damaged_part_is_named(tmp_path: Path) -> None:
 def report_of(runs: Sequence[StrategyRun], models: Models, **changes: int) -> dict[str, object]:
     settings = {"scheduling_interval": 4, "resident_capacity": 2, "draft_length": 3, **changes}
     return {
+        "machine": {"cpu": "an abacus"},
         "models": models.to_json(),
         "settings": {**settings, "drafts": [{"name": "general"}, {"name": "code"}]},
         "max_new_tokens": 128,
@@ -187,6 +189,7 @@ def test_reports_are_points(tmp_path: Path) -> None:
     assert measured.base == Point()
     assert set(measured.points) == {Point(), Point(interval=8)}
     assert measured.drafts == ("general", "code")
+    assert measured.machine == "an abacus"
     panel = throughput(measured)
     assert panel.mean("memspec") == pytest.approx(2.0**0.5)
     assert panel.mean("memspec", "a") == pytest.approx(2.0)
@@ -276,7 +279,8 @@ def test_a_reproduction_is_written_and_taken_over(
     assert main(arguments) == 0
     assert capsys.readouterr().out.strip() == str(out / "report.md")
     report = (out / "report.md").read_text()
-    keys = [form.key for form in FORMS]
+    keys = [form.key for form in (*FORMS, *CURVE_FORMS)]
+    keys.remove("sensitivity_lookup_and_alternatives")  # the trace has no lookup
     for key in keys:
         assert f"figures/{key}.svg" in report
         assert (out / "figures" / f"{key}.png").stat().st_size > 1000

@@ -83,6 +83,7 @@ class Measured:
     recalls: Recalls | None = None
     curves: Mapping[str, Curve] = field(default_factory=dict)
     profile: Profile | None = None
+    machine: str = ""
 
     @property
     def answers(self) -> Answers:

@@ -97,6 +97,7 @@ def measured_really(reports: Sequence[Report]) -> Measured:
         points={point: answers_of(of_rows(report["runs"])) for point, report in found.items()},
         drafts=tuple(draft["name"] for draft in settings["drafts"]),
         length=settings["draft_length"],
+        machine=found[base]["machine"]["cpu"],
     )
 
 
@@ -112,6 +113,7 @@ def _read(file: Path, models: Models) -> Report:
         report = json.loads(file.read_text(encoding="utf-8"))
         of_rows(report["runs"])
         _point(report)
+        str(report["machine"]["cpu"])
         theirs = Models.of_json(report["models"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise MeasurementError(

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from memspec_core.errors import SettingsError
+from memspec_core.errors import SettingsError, TraceError
 from memspec_core.evaluation.foretold import NearMisses
 from memspec_core.evaluation.paperlike import PaperLike, paper_like_trace
 from memspec_core.evaluation.reduction import renamed
@@ -61,7 +61,7 @@ def _about(measured: Measured, sources: Sources) -> str:
     )
     board = f"the profile {sources.profile.name} ({sources.profile.description})"
     return {
-        real.NAME: f"{form}, the general one being {measured.drafts[0]}, on {sources.machine}.",
+        real.NAME: f"{form}, the general one being {measured.drafts[0]}, on {measured.machine}.",
         OURS: f"what our drafts get right, on {board}; {form}, the general one being "
         f"{measured.drafts[0]}.",
         PAPER_LIKE: "answers that were generated so that drafts differ as in the paper's Figure 1; "
@@ -119,12 +119,16 @@ def _ours(plan: ReproductionPlan, sources: Sources, output: Output, progress: Pr
 
 
 def _own_recalls(setting: Simulated, sources: Sources, output: Output) -> Recalls | None:
-    """Judge the trace's own predictor by the drafts that it was trained for, where traced."""
+    """Judge the trace's own predictor by the drafts that it was trained for.
+
+    None where these were not traced, or where prompt files do not bear their names.
+    """
     head = sources.trained_head
-    if not set(head.plan.drafts) <= set(sources.all_drafts.drafts):
+    try:
+        ranked = replace(setting, trace=sources.all_drafts.only(head.plan.drafts), head=head)
+        found: Recalls = output.part(f"{OURS}_recalls", lambda: recalls(ranked))
+    except TraceError:
         return None
-    ranked = replace(setting, trace=sources.all_drafts.only(head.plan.drafts), head=head)
-    found: Recalls = output.part(f"{OURS}_recalls", lambda: recalls(ranked))
     return found
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from memspec_core.errors import SettingsError, TraceError
 from memspec_core.evaluation.installed import Models, installed_models
-from memspec_core.evaluation.machine import cpu_name
 from memspec_core.evaluation.profiles import Profile, load_profile
 from memspec_core.evaluation.reduction import read_trace_and_head, renamed
 from memspec_core.evaluation.reproduction.real import Report, read_reports
@@ -70,7 +69,6 @@ class Sources:
     reports: tuple[Report, ...]
     prompt_sets: tuple[PromptSet, ...]
     rankings: Mapping[str, Any] | None
-    machine: str
     inputs: Mapping[str, Any]
 
 
@@ -110,7 +108,6 @@ def read_sources(plan: ReproductionPlan) -> Sources:
         if plan.real_prompts
         else (),
         rankings=None if plan.rankings is None else _read_rankings(plan.rankings),
-        machine=cpu_name(),
         inputs=_inputs(plan),
     )
 
