@@ -204,6 +204,9 @@ def test_other_models_runs_are_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(TraceError, match=says):
             read_reports([file], models)
+    alone = [run for run in two_domains() if run.prompt == 0]
+    with pytest.raises(MeasurementError, match="one prompt of a"):
+        measured_really([report_of(alone, Models("t", {}))])
     file.write_text('{"figures": {}}')
     with pytest.raises(MeasurementError, match="older"):
         read_reports([file], Models("t", {}))
@@ -329,6 +332,7 @@ def test_sources_that_do_not_fit_are_refused(
             replace(plan, parameters={**parameters, "drafts.code.path": str(distilled)}),
             "another draft 'code'",
         ),
+        (replace(plan, prompts=1), "two of each domain"),
         (replace(plan, reports=(rankings,), real_prompts=(rankings,)), "one of both"),
     ]
     for wrong, says in cases:

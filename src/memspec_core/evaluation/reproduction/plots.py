@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from memspec_core.evaluation.reproduction.figures import (
     BARS,
+    ITERATION,
     LINES,
+    LOAD,
     MEAN,
+    RESIDENT,
     STACKS,
     Form,
     Panel,
@@ -37,6 +40,9 @@ _COLOURS = {
     "mab_async": "#E69F00",
     "prediction_only": "#009E73",
     "memspec": "#D55E00",
+    ITERATION: "#8C8C8C",
+    RESIDENT: "#56B4E9",
+    LOAD: "#CC79A7",
 }
 _GREY = _COLOURS["general_static"]
 _OTHERS = ("#56B4E9", "#0072B2", "#CC79A7", "#009E73")

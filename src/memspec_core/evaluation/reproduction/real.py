@@ -1,6 +1,7 @@
 """Real runs on this machine: what `memspec compare --json` prints, read or made."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +56,7 @@ class RealPlan:
         )
 
 
-def points() -> tuple[Point, ...]:
+def all_points() -> tuple[Point, ...]:
     """Return all points that are run, the base first."""
     swept = (
         *(Point(interval=n) for n in INTERVALS),
@@ -75,7 +76,7 @@ def run_really(plan: RealPlan, output: Output, progress: Progress) -> list[Repor
 
     return [
         output.part(f"{NAME}_{point.label}", lambda point=point: report(point))  # type: ignore[misc]
-        for point in points()
+        for point in all_points()
     ]
 
 
@@ -85,16 +86,27 @@ def read_reports(files: Sequence[Path], models: Models) -> list[Report]:
 
 
 def measured_really(reports: Sequence[Report]) -> Measured:
-    """Return what reports tell; the first of each point counts, the first of all is the base."""
+    """Return what reports tell; the first of each point counts, the first of all is the base.
+
+    Raises `MeasurementError` for a prompt file with one prompt, which has no interval.
+    """
     found: dict[Point, Report] = {}
     for report in reports:
         found.setdefault(_point(report), report)
     base = next(iter(found))
     settings = found[base]["settings"]
+    points = {point: answers_of(of_rows(report["runs"])) for point, report in found.items()}
+    for answers in points.values():
+        domain, count = min(Counter(d for d, _ in answers.keys).items(), key=lambda one: one[1])
+        if count < 2:
+            raise MeasurementError(
+                f"There are runs of one prompt of {domain}: two of each file are needed at the "
+                "least, as intervals are over prompts."
+            )
     return Measured(
         name=NAME,
         base=base,
-        points={point: answers_of(of_rows(report["runs"])) for point, report in found.items()},
+        points=points,
         drafts=tuple(draft["name"] for draft in settings["drafts"]),
         length=settings["draft_length"],
         machine=found[base]["machine"]["cpu"],

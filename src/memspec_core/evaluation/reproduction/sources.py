@@ -76,6 +76,8 @@ def read_sources(plan: ReproductionPlan) -> Sources:
     """Read all that a plan names; raises `MemSpecError` for what cannot be used."""
     if plan.reports and plan.real_prompts:
         raise SettingsError("Either real runs are read or they are made anew; give one of both.")
+    if min(plan.prompts, plan.real_count) < 2:
+        raise SettingsError("Intervals are over prompts: two of each domain at the least.")
     whole, head = read_trace_and_head(plan.trace, plan.predictor)
     if head is None:
         raise TraceError(
