@@ -83,6 +83,7 @@ def run_of(strategy: str, prompt: int, seconds: float, **more: object) -> Strate
         fallback=0.2 * seconds,
         load_wait=0.15 * seconds,
         prediction=0.05 * seconds,
+        prompt_seconds=0.5,
         first_wait=9.0,
         elapsed=seconds,
         switches=2,
@@ -122,4 +123,8 @@ def test_the_command_prints_figures(
     report = json.loads(capsys.readouterr().out)
     assert set(report["figures"]["a"]) == {BASELINE, "memspec"}
     assert report["settings"]["lookup"] is False
+    assert report["max_new_tokens"] == 8
+    assert set(report["models"]["drafts"]) == set(parameters["drafts.names"])  # type: ignore[call-overload]
+    assert [run["strategy"] for run in report["runs"]] == [BASELINE, "memspec"]
+    assert all(run["prompt_seconds"] > 0 and not run["token_ids"] for run in report["runs"])
     assert main([*arguments, "--strategies", "nobody"]) == 2

@@ -72,8 +72,7 @@ def add_parser(commands: Subparsers) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Compare and print."""
     from memspec_core.evaluation.comparison import PAPER_FORM, ComparisonPlan, compare
-    from memspec_core.evaluation.comparison_report import as_json, table
-    from memspec_core.evaluation.machine import describe_machine
+    from memspec_core.evaluation.comparison_report import as_json, full_report, table
     from memspec_core.evaluation.measured import MachineObserver
     from memspec_core.evaluation.profiles import write_profile
     from memspec_core.files import check_output
@@ -100,13 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
         runs = compare(plan, progress.show, observer)
     if observer is not None:
         write_profile(observer.profile(written.stem), observer.sources(), written)
-    figures = as_json(runs)
-    if arguments.json:
-        settings = asdict(plan.settings())
-        report = {"machine": describe_machine(), "settings": settings, "figures": figures}
-        print(json.dumps(report, indent=1))
-    else:
-        print(table(figures))
+    print(json.dumps(full_report(plan, runs)) if arguments.json else table(as_json(runs)))
     return 0
 
 

@@ -74,14 +74,13 @@ def run(arguments: argparse.Namespace) -> int:
     from memspec_core.evaluation.paperlike import PaperLike, paper_like_trace
     from memspec_core.evaluation.paperlike_head import paper_like_head
     from memspec_core.evaluation.profiles import load_profile
+    from memspec_core.evaluation.reduction import read_trace_and_head
     from memspec_core.evaluation.simulation_record import SimulationRecord
     from memspec_core.evaluation.simulator import (
         SIMULATED_STRATEGIES,
         SimulationPlan,
         simulate,
     )
-    from memspec_core.measurement.trace import read_trace
-    from memspec_core.prediction.head import load_head
 
     profile = load_profile(arguments.profile)
     recall = Recall(*arguments.recall) if arguments.recall else None
@@ -92,9 +91,8 @@ def run(arguments: argparse.Namespace) -> int:
         trace = paper_like_trace(like)
         head = None if recall else paper_like_head(like)
     else:
-        trace = read_trace(Path(arguments.trace)).first(arguments.prompts)
-        if arguments.predictor is not None:
-            head = load_head(arguments.predictor, trace.header.target_sha256)
+        trace, head = read_trace_and_head(Path(arguments.trace), arguments.predictor)
+        trace = trace.first(arguments.prompts)
     given = read_parameters(arguments.config) if arguments.config else {}
     parameters = {name: value for name, value in given.items() if "drafts." not in name}
     if arguments.trace == PAPER_LIKE:

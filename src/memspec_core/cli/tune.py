@@ -94,17 +94,23 @@ def _from_record(arguments: argparse.Namespace) -> dict[str, Any]:
 def _from_trace(arguments: argparse.Namespace, configured: dict[str, Any]) -> dict[str, Any]:
     """Print what simulations say; return the parameters to change, none for the worse."""
     from memspec_core.evaluation.profiles import load_profile
+    from memspec_core.evaluation.reduction import read_trace_and_head
     from memspec_core.evaluation.tuning_report import as_json, table
-    from memspec_core.measurement.trace import read_trace
 
     profile = load_profile(arguments.profile)
-    trace = read_trace(arguments.source).first(arguments.prompts)
-    tuned = _tuned(arguments, configured, trace)
+    trace, head = read_trace_and_head(arguments.source, arguments.predictor)
+    head = head or _brought_along(trace)
+    tuned = _tuned(arguments, configured, trace.first(arguments.prompts), head)
     print(json.dumps(as_json(tuned)) if arguments.json else table(tuned, profile))
     return {} if tuned.is_slower else dict(tuned.parameters)
 
 
-def _tuned(arguments: argparse.Namespace, configured: dict[str, Any], trace: "Trace") -> "Tuned":
+def _tuned(
+    arguments: argparse.Namespace,
+    configured: dict[str, Any],
+    trace: "Trace",
+    head: "RankingHead | None",
+) -> "Tuned":
     from memspec_core.evaluation.foretold import NearMisses
     from memspec_core.evaluation.profiles import load_profile
     from memspec_core.evaluation.simulator import SimulationPlan
@@ -112,7 +118,6 @@ def _tuned(arguments: argparse.Namespace, configured: dict[str, Any], trace: "Tr
     from memspec_core.request import LOOKUP
     from memspec_core.settings import Settings
 
-    head = _head(arguments.predictor, trace)
     parameters = {name: value for name, value in configured.items() if "drafts." not in name}
     settings = Settings.from_parameters(parameters)
     plan = SimulationPlan(
@@ -138,12 +143,12 @@ def _tuned(arguments: argparse.Namespace, configured: dict[str, Any], trace: "Tr
         )
 
 
-def _head(folder: Path | None, trace: "Trace") -> "RankingHead | None":
-    """Return the predictor, None where the trace has no states to read."""
+def _brought_along(trace: "Trace") -> "RankingHead | None":
+    """Return the predictor that comes along, None where the trace has no states to read."""
     from memspec_core.models.places import PREDICTOR, brought_along
     from memspec_core.prediction.head import load_head
 
-    found = folder or brought_along(PREDICTOR)
+    found = brought_along(PREDICTOR)
     if found is None or not trace.header.states:
         return None
     return load_head(found, trace.header.target_sha256)

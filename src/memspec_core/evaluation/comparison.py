@@ -15,7 +15,7 @@ from typing import Protocol
 from memspec_core.errors import MeasurementError, SettingsError, TraceError
 from memspec_core.evaluation.acceptance import all_gains
 from memspec_core.iteration import Iteration
-from memspec_core.measurement.trace import Trace, read_trace
+from memspec_core.measurement.trace import Trace, hash_of_prompt, read_trace
 from memspec_core.models.checkpoint import open_checkpoint
 from memspec_core.models.draft import draft_folder
 from memspec_core.models.pieces import forget
@@ -85,7 +85,8 @@ class ComparisonPlan:
 class StrategyRun:
     """One answer with one strategy; seconds by kind, without the first load's `first_wait`.
 
-    `elapsed`: seconds on the clock from the first iteration's beginning to the last one's end.
+    `elapsed`: seconds on the clock from the first iteration's beginning to the last one's end;
+    `prompt_seconds`: before that, the target's and the first draft's reading of the prompt.
     """
 
     strategy: str
@@ -97,6 +98,7 @@ class StrategyRun:
     fallback: float
     load_wait: float
     prediction: float
+    prompt_seconds: float
     first_wait: float
     elapsed: float
     switches: int
@@ -230,6 +232,7 @@ class _Comparison:
             fallback=stats.fallback_seconds,
             load_wait=stats.load_wait_seconds - first.load_wait,
             prediction=stats.prediction_seconds,
+            prompt_seconds=stats.prompt_seconds,
             first_wait=first.load_wait,
             elapsed=moments[-1] - moments[0] + first.decode + first.prediction,
             switches=stats.draft_switches,
@@ -254,8 +257,8 @@ class _Comparison:
         """Return what an oracle knows of an answer; raises `TraceError` if the trace has it not."""
         assert self._trace is not None
         ids = self._prompt_ids(request)
-        found = (p for p in self._trace.prompts if p.prompt_ids.tolist() == ids)
-        prompt = next(found, None)
+        asked = hash_of_prompt(ids)
+        prompt = next((p for p in self._trace.prompts if p.prompt_hash == asked), None)
         missing = set(self._settings.draft_names) - set(self._trace.drafts)
         if prompt is None or missing:
             what = f"the draft {min(missing)}" if missing else f"the prompt {request.prompt[:40]!r}"

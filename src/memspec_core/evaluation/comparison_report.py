@@ -1,12 +1,15 @@
 """The figures of a comparison of strategies, with intervals over prompts, and as a table."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from memspec_core.evaluation.comparison import BASELINE, StrategyRun
+from memspec_core.evaluation.comparison import BASELINE, ComparisonPlan, StrategyRun
+from memspec_core.evaluation.installed import installed_models
+from memspec_core.evaluation.machine import describe_machine
 from memspec_core.evaluation.tables import aligned
 
 _RESAMPLES = 2000
@@ -29,6 +32,19 @@ def as_json(runs: Sequence[StrategyRun], seed: int = 0) -> dict[str, Any]:
     if len(parts) > 1:
         parts[ALL] = list(runs)
     return {name: _part(found, seed) for name, found in parts.items()}
+
+
+def full_report(plan: ComparisonPlan, runs: Sequence[StrategyRun]) -> dict[str, Any]:
+    """Return the figures with all that they depend on, and every run without its tokens."""
+    settings = plan.settings()
+    return {
+        "machine": describe_machine(),
+        "models": installed_models(settings).to_json(),
+        "settings": asdict(settings),
+        "max_new_tokens": plan.max_new_tokens,
+        "figures": as_json(runs),
+        "runs": [asdict(replace(run, token_ids=())) for run in runs],
+    }
 
 
 def table(figures: dict[str, Any]) -> str:

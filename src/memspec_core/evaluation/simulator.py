@@ -258,6 +258,7 @@ class Simulator:
             fallback=fallback,
             load_wait=sum(event.seconds.load_wait for event in events[1:]),
             prediction=sum(event.seconds.prediction for event in events),
+            prompt_seconds=first.prompt,
             first_wait=first.load_wait,
             elapsed=machine.clock.seconds - first.load_wait - first.prompt,
             switches=sum(one != other for one, other in pairwise(ran)),

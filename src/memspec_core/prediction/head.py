@@ -90,14 +90,19 @@ class RankingHead:
             if not np.isfinite(values).all():
                 raise PredictorError(f"{name} holds values that are not finite.")
 
-    def probabilities(self, vector: Vector) -> list[float]:
-        """Return p(draft) [d] for a context; raises `PredictorError` for one that does not fit."""
+    def logits(self, vector: Vector) -> Vector:
+        """Return what the softmax is of [d]; raises `PredictorError` for what does not fit."""
         if vector.shape != (self.plan.input_size,):
             raise PredictorError(
                 f"The predictor reads {self.plan.input_size} numbers, not {vector.shape}."
             )
+        values: Vector = self.weight @ vector + self.bias
+        return values
+
+    def probabilities(self, vector: Vector) -> list[float]:
+        """Return p(draft) [d] for a context; raises `PredictorError` for one that does not fit."""
         # A few numbers from here on: for them Python is quicker than calls of numpy.
-        logits = (self.weight @ vector + self.bias).tolist()
+        logits = self.logits(vector).tolist()
         if not all(map(math.isfinite, logits)):
             raise PredictorError("The predictor was given values that are not finite.")
         top = max(logits)

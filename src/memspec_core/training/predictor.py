@@ -86,7 +86,7 @@ def train_predictor(
     was asked for is written. Raises `TraceError`, `CheckpointError` or `PredictorError`.
     """
     target = open_checkpoint(plan.target)
-    trace = read_trace(plan.trace, target.sha256())
+    trace = _whole_trace(plan.trace, target.sha256())
     schedule = schedule_of(trace, plan)
     training, held_out = split_by_prompt(trace.prompts, plan.held_out, plan.seed)
     sets: dict[str, Sequence[TracedPrompt]] = {HELD_OUT: held_out}
@@ -204,9 +204,19 @@ def _acceptance(found: Examples) -> npt.NDArray[np.float32]:
     return means.astype(np.float32)
 
 
+def _whole_trace(path: Path, target_sha256: str) -> Trace:
+    trace = read_trace(path, target_sha256)
+    if trace.header.reduced:
+        raise TraceError(
+            f"The trace in {path} is reduced: it holds a predictor's numbers instead of the "
+            "target's states. Train on the trace that it was made from."
+        )
+    return trace
+
+
 def _further(path: Path, trace: Trace) -> Sequence[TracedPrompt]:
     """Read another trace of the same target and drafts."""
-    other = read_trace(path, trace.header.target_sha256)
+    other = _whole_trace(path, trace.header.target_sha256)
     if other.header.drafts != trace.header.drafts or other.header.length != trace.header.length:
         raise TraceError(
             f"The trace in {path} is of other drafts, or of another number of proposals, than the "
