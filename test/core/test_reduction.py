@@ -94,7 +94,8 @@ def test_a_reduced_trace_holds_no_prompts(tmp_path: Path) -> None:
 
 def test_what_cannot_be_reduced_is_refused() -> None:
     trace = make_trace()
-    stateless = paper_like_trace(PaperLike(prompts=1, tokens=8))
+    bare = [replace(prompt, states=None, prompt_state=None) for prompt in trace.prompts]
+    stateless = Trace(replace(trace.header, states=False), bare)
     with pytest.raises(TraceError, match="without the target's states"):
         reduce_trace(stateless, make_predictor())
     with pytest.raises(TraceError, match="already"):
