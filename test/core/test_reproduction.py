@@ -14,9 +14,9 @@ from core.test_reduction import make_predictor, make_trace
 from memspec_core.cli.main import main
 from memspec_core.errors import CacheMismatchError, MeasurementError, MemSpecError, TraceError
 from memspec_core.evaluation.comparison import StrategyRun
-from memspec_core.evaluation.foretold import Recall
 from memspec_core.evaluation.installed import Models, installed_models
 from memspec_core.evaluation.paperlike import DRAFTS, PaperLike, paper_like_trace
+from memspec_core.evaluation.paperlike_head import paper_like_head
 from memspec_core.evaluation.profiles import load_profile
 from memspec_core.evaluation.reduction import reduce_trace, renamed, write_reduced
 from memspec_core.evaluation.reproduction import claims, shapes
@@ -216,8 +216,9 @@ def test_other_models_runs_are_refused(tmp_path: Path) -> None:
 
 
 def simulated(prompts: int = 2, tokens: int = 48) -> Simulated:
-    trace = paper_like_trace(PaperLike(prompts=prompts, tokens=tokens))
-    return Simulated("paper_like", trace, load_profile("orin_nano"), 4, None, Recall(), 1)
+    like = PaperLike(prompts=prompts, tokens=tokens)
+    head = paper_like_head(like)
+    return Simulated("paper_like", paper_like_trace(like), load_profile("orin_nano"), 4, head, 1)
 
 
 def test_every_figure_is_made_of_simulations(tmp_path: Path) -> None:

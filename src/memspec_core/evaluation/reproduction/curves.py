@@ -52,11 +52,9 @@ def simulate_curves(
     `every_draft`: its prompts with all drafts that were traced, to compare with. `like`: how a
     generated setting was generated.
     """
-    makers = dict(_BASIC)
+    makers = {**_BASIC, "weighing": weighing}
     if LOOKUP in every_draft.drafts:
         makers["lookup_and_alternatives"] = lookup_and_alternatives
-    if setting.head is not None:
-        makers["weighing"] = weighing
     if like is not None:
         makers["topic_changes"] = partial(topic_changes, like=like)
 

@@ -24,8 +24,7 @@ from memspec_core.evaluation.reproduction.estimates import (
     time_part_over,
     tokens_an_iteration,
 )
-from memspec_core.evaluation.reproduction.measured import DYNAMIC, SET, STATIC, Measured, Point
-from memspec_core.prediction.context import BOTH
+from memspec_core.evaluation.reproduction.measured import DYNAMIC, STATIC, Measured, Point
 
 MEMSPEC, PREDICTION_ONLY = "memspec", "prediction_only"
 MAB_ASYNC, MAB_SYNC = "mab_async", "mab_sync"
@@ -284,7 +283,7 @@ def predictor_recall(measured: Measured) -> Panel | None:
         if chance is None or name == CHANCE:
             continue
         for place, (key, series) in enumerate((("first", TOP_ONE), ("among_two", TOP_TWO))):
-            claimed = claims.RECALL.get(BOTH if name == SET else name)
+            claimed = claims.RECALL.get(name)
             for suffix, ending, into in (("", "", drawn), ("_untied", UNTIED, told)):
                 if key + suffix in row:
                     into.append(

@@ -15,19 +15,17 @@ from memspec_core.evaluation.acceptance import (
     walk,
 )
 from memspec_core.evaluation.comparison import BASELINE, ORACLES, PAPER_FORM, StrategyRun
-from memspec_core.evaluation.foretold import Foresight, Foretold, NearMisses
 from memspec_core.evaluation.profiles import Profile
 from memspec_core.evaluation.ranking import CHANCE, PredictorRanker
 from memspec_core.evaluation.ranking import figures as ranking_figures
 from memspec_core.evaluation.reproduction.estimates import Answers, answers_of, answers_of_walks
 from memspec_core.evaluation.reproduction.folder import Output
-from memspec_core.evaluation.scheduling import RankerFor, Schedule, Scores
+from memspec_core.evaluation.scheduling import RankerFor, Schedule
 from memspec_core.evaluation.sensitivity import Curve
 from memspec_core.evaluation.simulator import SIMULATED_STRATEGIES, SimulationPlan, simulate
 from memspec_core.measurement.trace import Trace, TracedPrompt
 from memspec_core.prediction.head import RankingHead
 from memspec_core.prediction.predictor import Predictor
-from memspec_core.strategies import Context
 from memspec_core.training.contexts import StateEncoder, vector_at
 
 INTERVALS = (2, 4, 8, 16)
@@ -37,9 +35,6 @@ SWEPT = ("prediction_only", "mab_async", "memspec")
 """Strategies of the sweeps over N, K and the output's length, beside the baseline."""
 
 STATIC, DYNAMIC = ORACLES
-
-SET = "set"
-"""The ranking of a predictor whose recall is set."""
 
 Progress = Callable[[str, int, int], None]
 
@@ -99,8 +94,7 @@ class Simulated:
     trace: Trace
     profile: Profile
     length: int
-    head: RankingHead | None
-    recall: Foresight | None
+    head: RankingHead
     jobs: int
 
     @property
@@ -144,7 +138,6 @@ class Simulated:
             strategies=tuple(strategies),
             parameters=parameters,
             head=self.head,
-            recall=self.recall,
             max_new_tokens=point.tokens,
             drafts=drafts,
         )
@@ -244,8 +237,8 @@ def recalls(setting: Simulated) -> dict[str, Any]:
     """
     drafts = setting.trace.drafts
     schedule = Schedule(drafts, tuple(range(len(drafts))), setting.length, setting.base.interval)
-    plan = None if setting.head is None else setting.head.plan
-    name = SET if plan is None else plan.card.get("inputs", plan.inputs)
+    plan = setting.head.plan
+    name = plan.card.get("inputs", plan.inputs)
     rankers = {name: _ranker(setting, schedule)}
     rows = ranking_figures(setting.trace.prompts, schedule, rankers)["rows"]
     return {key: rows[key] for key in (name, CHANCE)}
@@ -253,35 +246,12 @@ def recalls(setting: Simulated) -> dict[str, Any]:
 
 def _ranker(setting: Simulated, schedule: Schedule) -> RankerFor:
     head = setting.head
-    if head is None:
-        recall = setting.recall or NearMisses()
-        numbers = {id(prompt): number for number, prompt in enumerate(setting.trace.prompts)}
-        return lambda prompt: _ForetoldRanker(schedule, prompt, recall, numbers[id(prompt)])
     encoder = StateEncoder(setting.trace.prompts, head.plan.positions)
     return lambda prompt: PredictorRanker(
         Predictor(head, observation=False, length=setting.length),
         schedule.drafts,
         lambda place: vector_at(encoder, prompt, head.plan.inputs, place),
     )
-
-
-class _ForetoldRanker:
-    """Judges a foretold ranking as a predictor's."""
-
-    def __init__(
-        self, schedule: Schedule, prompt: TracedPrompt, recall: Foresight, number: int
-    ) -> None:
-        gained = schedule.gains(prompt)
-        self._drafts = schedule.drafts
-        self._foretold = Foretold("foretold", None, schedule.drafts, gained, recall, number)
-
-    def scores(self, place: int) -> Scores:
-        """Score every draft at a scheduling point."""
-        scores = self._foretold.rank(Context(prompt_ids=(), place=place)).scores
-        return np.array([scores[draft] for draft in self._drafts])
-
-    def observe(self, draft: int, proposed: int, accepted: int) -> None:
-        """Learn nothing."""
 
 
 def cut(prompt: TracedPrompt, tokens: int) -> TracedPrompt:

@@ -4,8 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from memspec_core.errors import SettingsError, TraceError
-from memspec_core.evaluation.foretold import NearMisses
 from memspec_core.evaluation.paperlike import PaperLike, paper_like_trace
+from memspec_core.evaluation.paperlike_head import paper_like_head
 from memspec_core.evaluation.reduction import renamed
 from memspec_core.evaluation.reproduction import real
 from memspec_core.evaluation.reproduction.curves import simulate_curves
@@ -66,7 +66,8 @@ def _about(measured: Measured, sources: Sources) -> str:
         f"{measured.drafts[0]}.",
         PAPER_LIKE: "answers that were generated so that drafts differ as in the paper's Figure 1; "
         "they tell nothing of any model, only whether the policies give the paper's results under "
-        f"the paper's ratios; {form}, on the same profile, with a predictor whose recall is set.",
+        f"the paper's ratios; {form}, on the same profile, with a predictor that was trained on "
+        "other such answers.",
     }[measured.name]
 
 
@@ -103,7 +104,6 @@ def _on_trace(plan: ReproductionPlan, sources: Sources) -> Simulated:
         profile=sources.profile,
         length=plan.length,
         head=sources.head,
-        recall=None,
         jobs=plan.jobs,
     )
 
@@ -137,9 +137,8 @@ def _paper_like(
 ) -> Measured:
     like = PaperLike(prompts=plan.prompts, tokens=PAPER_LIKE_TOKENS)
     trace = paper_like_trace(like)
-    setting = replace(
-        _on_trace(plan, sources), name=PAPER_LIKE, trace=trace, head=None, recall=NearMisses()
-    )
+    head = paper_like_head(like)
+    setting = replace(_on_trace(plan, sources), name=PAPER_LIKE, trace=trace, head=head)
     found: Recalls = output.part(f"{PAPER_LIKE}_recalls", lambda: recalls(setting))
     return replace(
         measure_simulated(setting, output, progress),

@@ -28,7 +28,6 @@ _NAMES = {
     "prompt_seconds": "prompt",
     "first_wait": "first load",
     "decoding": "decoding",
-    "set": "recall that is set",
     "prompt": "prompt only",
     "recent": "recent only",
     "both": "prompt and recent",
