@@ -129,3 +129,19 @@ def distilled(
     )
     export_draft(TruncatedDraft(target_model, (0,), torch.arange(0, 49152, 3)), provenance, folder)
     return folder
+
+
+@pytest.fixture
+def parameters(target_folder: Path, draft_folders: dict[str, Path]) -> dict[str, object]:
+    """The node's parameters for the target with its drafts, in a runtime that compares."""
+    paths = {f"drafts.{name}.path": str(path) for name, path in draft_folders.items()}
+    return {
+        "target.path": str(target_folder),
+        "drafts.names": list(draft_folders),
+        "dtype": "fp32",
+        "context_tokens": 256,
+        "max_prompt_tokens": 200,
+        "memory.floor_mib": 0,
+        "memory.budget_mib": 2000,
+        **paths,
+    }

@@ -24,21 +24,6 @@ from memspec_core.training.traces import TracePlan, collect_trace
 SETS = (PromptSet("a", ("plus", "minus")), PromptSet("b", ("times",)))
 
 
-@pytest.fixture
-def parameters(target_folder: Path, draft_folders: dict[str, Path]) -> dict[str, object]:
-    paths = {f"drafts.{name}.path": str(path) for name, path in draft_folders.items()}
-    return {
-        "target.path": str(target_folder),
-        "drafts.names": list(draft_folders),
-        "dtype": "fp32",
-        "context_tokens": 256,
-        "max_prompt_tokens": 200,
-        "memory.floor_mib": 0,
-        "memory.budget_mib": 2000,
-        **paths,
-    }
-
-
 def test_every_strategy_answers_every_prompt_from_the_same_beginning(
     parameters: dict[str, object],
 ) -> None:

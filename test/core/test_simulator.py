@@ -249,6 +249,18 @@ def test_a_load_beside_decoding_may_take_longer_than_one_that_is_waited_for() ->
     assert [event.draft for event in events] == ["general"] * 8 + ["code"] * 6
 
 
+def test_loads_may_vary() -> None:
+    clock = SimulatedClock()
+    loader = SimulatedLoader(replace(SECONDS, load_deviation=0.3), 7, clock, seed=5)
+    ends = []
+    for name in map(str, range(400)):
+        loader.start(name)
+        ends.append(loader.busy_seconds)
+    taken = np.diff([0.0, *ends])
+    assert np.mean(taken) == pytest.approx(2.5, rel=0.05)
+    assert np.std(np.log(taken)) == pytest.approx(0.3, abs=0.03)
+
+
 def test_drafts_and_loader() -> None:
     clock = SimulatedClock()
     loader = SimulatedLoader(SECONDS, 7, clock)

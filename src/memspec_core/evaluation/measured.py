@@ -7,6 +7,7 @@
 | catching up | the planner: a share of a step for each token |
 | a load | the median of the loads that were waited for |
 | a prediction | the mean of the predicting strategies' scheduling points |
+| how loads vary | the loads that were waited for |
 | loads' stretch | the mean load in the background, over that |
 | slowdown by loads | what iterations took beyond their usual time, of that of loads beside them |
 
@@ -14,6 +15,7 @@ All but the first three depend on the strategies that ran; what did not occur st
 calibration says, or at no cost.
 """
 
+import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -30,6 +32,9 @@ from memspec_core.settings import Settings
 from memspec_core.snapshot import RuntimeSnapshot
 from memspec_core.strategies import MabSync, MemSpec, PredictionOnly
 from memspec_core.strategies.utility import DraftCosts
+
+LEAST_LOADS = 6
+"""Loads that say how loads vary."""
 
 MOST = 10.0
 """The slowdown and the stretch that a profile can have at the most."""
@@ -99,6 +104,7 @@ class MachineObserver:
             prompt_seconds=self._prompt_seconds(),
             prediction_seconds=self._prediction_seconds(),
             load_slowdown=self._load_slowdown(iterations, catch_up),
+            load_deviation=self._load_deviation(),
             load_stretch=min(max(1.0, self._background_load_seconds(load) / load), MOST),
             drafts={
                 draft: {
@@ -123,6 +129,7 @@ class MachineObserver:
             "prompt_seconds": f"{answers}: reading the prompt, by token",
             "prediction_seconds": f"{answers}: mean scheduling point with a predictor",
             "load_slowdown": f"{answers}: what iterations took beyond that beside loads",
+            "load_deviation": f"{answers}: the loads that were waited for",
             "load_stretch": f"{answers}: the mean load in the background over the usual one",
             "drafts": f"as the usual numbers, from {answers}",
         }
@@ -141,9 +148,21 @@ class MachineObserver:
             statistics.fmean(seconds) if seconds else self._costs.iteration_seconds(draft, length)
         )
 
+    def _waits(self) -> list[float]:
+        """Return what first loads took while nothing else ran."""
+        return [answer.run.first_wait for answer in self._answers if answer.run.first_wait > 0]
+
     def _load_seconds(self) -> float:
-        waits = [answer.run.first_wait for answer in self._answers if answer.run.first_wait > 0]
+        waits = self._waits()
         return statistics.median(waits) if waits else 1e-3
+
+    def _load_deviation(self) -> float:
+        """Return the spread of the middle two thirds, which a few late loads leave as it is."""
+        waits = self._waits()
+        if len(waits) < LEAST_LOADS:
+            return 0.0
+        sixths = statistics.quantiles(map(math.log, waits), n=6, method="inclusive")
+        return min(2.0, (sixths[-1] - sixths[0]) / 2)
 
     def _prompt_seconds(self) -> float:
         spent = sum(answer.iterations[0].seconds.prompt for answer in self._answers)

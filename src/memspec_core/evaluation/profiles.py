@@ -28,6 +28,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "prediction_seconds": (0.0, 10.0),
     "load_slowdown": (1.0, 10.0),
     "load_stretch": (1.0, 10.0),
+    "load_deviation": (0.0, 2.0),
 }
 """The numbers of a profile, each with what it can be at the least and at the most."""
 
@@ -43,7 +44,8 @@ class Profile:
     of the context that a draft, or the target, reads ahead; `prediction_seconds` for each ranking
     by a predictor. A draft has `draft_bytes`, which load at `storage_bytes_per_second`; while one
     loads, decoding takes `load_slowdown` times as long, and a load beside decoding `load_stretch`
-    times as long as one that is waited for. `drafts`: by name, the numbers of those
+    times as long as one that is waited for. Loads vary: `load_deviation` is the standard deviation
+    of the logarithm of what they take. `drafts`: by name, the numbers of those
     that are not like the others.
     """
 
@@ -59,6 +61,7 @@ class Profile:
     prediction_seconds: float
     load_slowdown: float
     load_stretch: float = 1.0
+    load_deviation: float = 0.0
     drafts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def of(self, draft: str) -> "Profile":

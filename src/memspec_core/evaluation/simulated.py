@@ -5,6 +5,8 @@ from a trace: greedy decoding yields the same answer whatever proposes, so the t
 what each draft would have gained at each place.
 """
 
+import math
+import random
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -69,13 +71,17 @@ class SimulatedDraft:
 class SimulatedLoader:
     """Loads drafts one after another, each in the profile's time beside decoding.
 
-    While one is waited for, time goes by as fast for loads as where nothing else runs.
+    While one is waited for, time goes by as fast for loads as where nothing else runs. The `seed`
+    is of how loads vary.
     """
 
-    def __init__(self, profile: Profile, prompt_tokens: int, clock: SimulatedClock) -> None:
+    def __init__(
+        self, profile: Profile, prompt_tokens: int, clock: SimulatedClock, seed: int = 0
+    ) -> None:
         self._profile = profile
         self._prompt_tokens = prompt_tokens
         self._clock = clock
+        self._random = random.Random(seed)
         self._under_way: deque[tuple[str, float]] = deque()
 
     @property
@@ -86,7 +92,10 @@ class SimulatedLoader:
     def start(self, name: str) -> None:
         """Begin to load a draft once those before it are loaded."""
         begins = self._clock.seconds + max(0.0, self.busy_seconds)
-        self._under_way.append((name, begins + self._profile.of(name).background_load_seconds))
+        usual = self._profile.of(name).background_load_seconds
+        deviation = self._profile.load_deviation
+        varied = math.exp(self._random.gauss(-deviation * deviation / 2, deviation))
+        self._under_way.append((name, begins + usual * varied))
 
     def finished(self) -> list[FinishedLoad]:
         """Take over all loads that have ended by now."""

@@ -242,7 +242,7 @@ class Simulator:
         )
 
     def _run(self, name: str, replay: Replay, number: int) -> StrategyRun:
-        machine = _Machine(replay, self._settings, self._plan.budget_bytes)
+        machine = _Machine(replay, self._settings, self._plan.budget_bytes, number)
         strategy = self._strategy(name, replay, number, machine.clock)
         events = self._generated(machine, strategy, replay)
         first = events[0].seconds
@@ -297,11 +297,15 @@ class Simulator:
 class _Machine:
     """A simulated machine with a controller on it, for one generation."""
 
-    def __init__(self, replay: Replay, settings: Settings, budget_bytes: float) -> None:
+    def __init__(
+        self, replay: Replay, settings: Settings, budget_bytes: float, seed: int = 0
+    ) -> None:
         self._replay = replay
         self._settings = settings
         self.clock = SimulatedClock()
-        self._loader = SimulatedLoader(replay.profile, len(replay.prompt.prompt_ids), self.clock)
+        self._loader = SimulatedLoader(
+            replay.profile, len(replay.prompt.prompt_ids), self.clock, seed
+        )
         sizes = {name: int(replay.profile.of(name).draft_bytes) for name in replay.columns}
         self.cache = DraftCache(
             {name: DraftBytes(size, 0) for name, size in sizes.items()},

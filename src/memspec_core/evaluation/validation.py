@@ -11,7 +11,6 @@ from typing import Any
 
 from memspec_core.errors import SettingsError, TraceError
 from memspec_core.evaluation.comparison import (
-    Answered,
     ComparisonPlan,
     Progress,
     StrategyRun,
@@ -23,8 +22,11 @@ from memspec_core.evaluation.profiles import Profile
 from memspec_core.evaluation.simulator import SimulationPlan, simulate
 from memspec_core.evaluation.tables import aligned
 from memspec_core.measurement.trace import Trace, read_trace
+from memspec_core.models.checkpoint import open_checkpoint
 from memspec_core.models.places import PREDICTOR, brought_along
+from memspec_core.models.tokenizer import Tokenizer
 from memspec_core.prediction.head import RankingHead, load_head
+from memspec_core.request import GenerationRequest
 from memspec_core.settings import DEFAULT, Settings
 from memspec_core.strategies import MemSpec, PredictionOnly
 
@@ -88,20 +90,6 @@ class Validation:
         }
 
 
-class _Witness(MachineObserver):
-    """Measures the machine by every other prompt, and remembers the tokens of the others."""
-
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(settings, lambda answer: not _is_compared(answer.run))
-        self.prompts: dict[tuple[str, int], tuple[int, ...]] = {}
-
-    def answered(self, answer: Answered) -> None:
-        """See an answer."""
-        super().answered(answer)
-        if _is_compared(answer.run):
-            self.prompts[answer.run.prompt_set, answer.run.prompt] = answer.prompt_ids
-
-
 def validate(plan: ComparisonPlan, progress: Progress) -> Validation:
     """Run and simulate; raises what `compare` and `simulate` do.
 
@@ -110,23 +98,24 @@ def validate(plan: ComparisonPlan, progress: Progress) -> Validation:
     settings = plan.settings()
     if plan.trace is None:
         raise SettingsError("A validation needs a trace of the prompts (memspec trace).")
-    witness = _Witness(settings)
-    runs = compare(plan, progress, witness)
-    if not witness.prompts:
-        raise SettingsError("A validation needs two prompts at the least.")
-    profile = witness.profile("measured")
-    trace = _traced(read_trace(plan.trace), plan.trace, list(witness.prompts.values()))
+    checkpoint = open_checkpoint(settings.target_path)
+    trace = read_trace(plan.trace, checkpoint.sha256())
+    trace = _traced(trace, plan, Tokenizer.of(checkpoint))
+    head = _head(settings, plan, trace)
+    observer = MachineObserver(settings, lambda answer: not _is_compared(answer.run))
+    runs = compare(plan, progress, observer)
+    profile = observer.profile("measured")
     simulation = SimulationPlan(
         profile=profile,
         strategies=plan.strategies,
         parameters={**_usable(plan.parameters), "lookup": settings.lookup},
-        head=_head(settings, plan, trace),
+        head=head,
         max_new_tokens=plan.max_new_tokens,
         drafts=settings.draft_names,
     )
     simulated = simulate(trace, simulation)
     real = [run for run in runs if _is_compared(run)]
-    return Validation(profile, witness.sources(), tuple(_agreements(real, simulated)), tuple(runs))
+    return Validation(profile, observer.sources(), tuple(_agreements(real, simulated)), tuple(runs))
 
 
 def table(validation: Validation) -> str:
@@ -175,15 +164,22 @@ def _usable(parameters: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in parameters.items() if not name.startswith("drafts.")}
 
 
-def _traced(trace: Trace, folder: Path, prompts: Sequence[Sequence[int]]) -> Trace:
-    """Return the trace of some prompts; raises `TraceError` if one is missing."""
+def _traced(trace: Trace, plan: ComparisonPlan, tokenizer: Tokenizer) -> Trace:
+    """Return the trace of the prompts that are compared; raises `TraceError` if one is missing."""
     known = {tuple(prompt.prompt_ids.tolist()): prompt for prompt in trace.prompts}
-    missing = sum(tuple(ids) not in known for ids in prompts)
+    asked = [
+        tuple(tokenizer.prompt_ids(GenerationRequest(prompt=text).validated(())))
+        for prompt_set in plan.prompt_sets
+        for text in prompt_set.texts[1::2]
+    ]
+    if not asked:
+        raise SettingsError("A validation needs two prompts of a file at the least.")
+    missing = sum(ids not in known for ids in asked)
     if missing:
         raise TraceError(
-            f"The trace in {folder} lacks {missing} of {len(prompts)} prompts; make it with them."
+            f"The trace in {plan.trace} lacks {missing} of {len(asked)} prompts; make it with them."
         )
-    return replace(trace, prompts=[known[tuple(ids)] for ids in prompts])
+    return replace(trace, prompts=[known[ids] for ids in asked])
 
 
 def _head(settings: Settings, plan: ComparisonPlan, trace: Trace) -> RankingHead | None:
