@@ -16,7 +16,10 @@ from memspec_core.evaluation.acceptance import dynamic_walk, gains, static_oracl
 from memspec_core.evaluation.comparison import StrategyRun
 from memspec_core.evaluation.foretold import Foretold, NearMisses, Recall
 from memspec_core.evaluation.paperlike import DRAFTS, PaperLike, paper_like_trace
+from memspec_core.evaluation.paperlike_head import paper_like_head
 from memspec_core.evaluation.profiles import Profile, load_profile
+from memspec_core.evaluation.ranking import PredictorRanker
+from memspec_core.evaluation.scheduling import Schedule, follow
 from memspec_core.evaluation.simulated import SimulatedClock, SimulatedDraft, SimulatedLoader
 from memspec_core.evaluation.simulation_record import SimulationRecord
 from memspec_core.evaluation.simulator import (
@@ -36,9 +39,11 @@ from memspec_core.measurement.trace import (
     part_file,
     write_part,
 )
+from memspec_core.prediction.predictor import Predictor
 from memspec_core.request import FinishReason
 from memspec_core.strategies import Context, Ranking, StaticStrategy
 from memspec_core.strategies.planning import plan as best_schedule
+from memspec_core.training.contexts import StateEncoder, vector_at
 
 SECONDS = Profile(
     name="seconds",
@@ -485,10 +490,29 @@ def test_generated_traces_have_the_papers_contrasts() -> None:
     assert dynamic / static == pytest.approx(1.257, abs=0.04)
     again = paper_like_trace(PaperLike(prompts=40)).prompts[7]
     np.testing.assert_array_equal(again.accepted, trace.prompts[7].accepted)
+    assert again.states is not None
+    assert again.states.shape == (128, len(DRAFTS))
     # A run of right proposals is one shorter a place later.
     accepted = again.accepted.astype(int)
     assert (accepted[1:] >= accepted[:-1] - 1).all()
     assert accepted[-1].max() <= 1
+
+
+def test_the_predictor_of_generated_traces_is_as_good_as_the_papers() -> None:
+    like = PaperLike(prompts=10)
+    head = paper_like_head(like)
+    schedule = Schedule(DRAFTS, tuple(range(5)), 4, 4)
+    encoder = StateEncoder((trace := paper_like_trace(like)).prompts, head.plan.positions)
+
+    def ranker(prompt: TracedPrompt) -> PredictorRanker:
+        predictor = Predictor(head, observation=False, length=4)
+        return PredictorRanker(
+            predictor, DRAFTS, lambda place: vector_at(encoder, prompt, "both", place)
+        )
+
+    points = [p for t in trace.prompts for p in follow(t, schedule, ranker(t)).points]
+    assert np.mean([point.first for point in points]) == pytest.approx(0.716, abs=0.04)
+    assert np.mean([point.among_two for point in points]) == pytest.approx(0.93, abs=0.04)
 
 
 # The command
@@ -515,8 +539,11 @@ def test_the_command_simulates_all_combinations(
 
 
 def test_the_command_on_a_generated_trace(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["simulate", "paper-like", "--prompts", "1", "--jobs", "1", "--recall", "1,1"]
-    assert main([*arguments, "--max-new-tokens", "40", "--json"]) == 0
+    arguments = ["simulate", "paper-like", "--prompts", "1", "--jobs", "1"]
+    arguments += ["--max-new-tokens", "40", "--json"]
+    assert main([*arguments, "--recall", "1,1", "--strategies", "memspec"]) == 0
+    capsys.readouterr()
+    assert main(arguments) == 0
     figures = json.loads(capsys.readouterr().out)["points"][0]["figures"]["all"]
     assert set(figures) == set(SIMULATED_STRATEGIES)
     assert figures["memspec"]["tokens"] == 5 * 40

@@ -26,7 +26,8 @@ def clear_trace(prompts: int = 4) -> Trace:
     trace = paper_like_trace(
         PaperLike(prompts=prompts, tokens=64, matched=0.97, unmatched=0.1, digressing=0, straying=0)
     )
-    return Trace(trace.header, [p for p in trace.prompts if p.domain in ("code", "math")])
+    prompts = [p for p in trace.prompts if p.domain in ("code", "math")]
+    return Trace(replace(trace.header, states=False), prompts)
 
 
 def tuning(trace: Trace, space: Space, **changes: object) -> Tuning:

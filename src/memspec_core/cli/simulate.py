@@ -27,7 +27,7 @@ def add_parser(commands: Subparsers) -> None:
         "trace",
         metavar="TRACE",
         help=f"a folder that memspec trace wrote, or '{PAPER_LIKE}' for a generated trace with "
-        "the paper's contrasts",
+        "the paper's contrasts, in the paper's form (no correction by what is seen, no costs)",
     )
     parser.add_argument(
         "--profile",
@@ -53,8 +53,7 @@ def add_parser(commands: Subparsers) -> None:
         type=_recall,
         metavar="TOP1,TOP2",
         help="instead of a predictor: how often the best draft is ranked first, and among the "
-        f"first two, misses anywhere; '{PAPER_LIKE}' has by default the paper's recall with misses "
-        "near ties",
+        f"first two; '{PAPER_LIKE}' has by default a predictor about as good as the paper's",
     )
     parser.add_argument("--prompts", type=positive, default=100, help="of each domain, at the most")
     parser.add_argument("--max-new-tokens", type=positive, metavar="N")
@@ -69,9 +68,11 @@ def add_parser(commands: Subparsers) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Simulate and print."""
+    from memspec_core.evaluation.comparison import PAPER_FORM
     from memspec_core.evaluation.comparison_report import as_json, table
-    from memspec_core.evaluation.foretold import Foresight, NearMisses, Recall
+    from memspec_core.evaluation.foretold import Recall
     from memspec_core.evaluation.paperlike import PaperLike, paper_like_trace
+    from memspec_core.evaluation.paperlike_head import paper_like_head
     from memspec_core.evaluation.profiles import load_profile
     from memspec_core.evaluation.simulation_record import SimulationRecord
     from memspec_core.evaluation.simulator import (
@@ -83,20 +84,21 @@ def run(arguments: argparse.Namespace) -> int:
     from memspec_core.prediction.head import load_head
 
     profile = load_profile(arguments.profile)
-    recall: Foresight | None = Recall(*arguments.recall) if arguments.recall else None
+    recall = Recall(*arguments.recall) if arguments.recall else None
     head = None
     if arguments.trace == PAPER_LIKE:
         tokens = arguments.max_new_tokens or PaperLike().tokens
-        trace = paper_like_trace(
-            PaperLike(prompts=arguments.prompts, tokens=tokens, seed=arguments.seed)
-        )
-        recall = recall or NearMisses()
+        like = PaperLike(prompts=arguments.prompts, tokens=tokens, seed=arguments.seed)
+        trace = paper_like_trace(like)
+        head = None if recall else paper_like_head(like)
     else:
         trace = read_trace(Path(arguments.trace)).first(arguments.prompts)
         if arguments.predictor is not None:
             head = load_head(arguments.predictor, trace.header.target_sha256)
-    parameters = read_parameters(arguments.config) if arguments.config else {}
-    parameters = {name: value for name, value in parameters.items() if "drafts." not in name}
+    given = read_parameters(arguments.config) if arguments.config else {}
+    parameters = {name: value for name, value in given.items() if "drafts." not in name}
+    if arguments.trace == PAPER_LIKE:
+        parameters = {**PAPER_FORM, **parameters, "lookup": False}
     record = None
     if arguments.record is not None:
         target = str(parameters.get("target.path", DEFAULT))

@@ -7,6 +7,9 @@ one of general text. At `ALIKE` of the places what is hard for one draft is hard
 others they are right independently. The probabilities are set so that the accepted tokens an
 iteration, with four proposals, have the contrasts of the paper's Figure 1: Oracle-Static about 1.40
 times General-Static, Oracle-Dynamic about 1.25 times Oracle-Static (with all drafts resident).
+
+A state of the target says with some noise which topic it is at, one number a topic; the prompt's
+says how much of each there will be. So a predictor can be trained on such traces as on real ones.
 """
 
 from dataclasses import dataclass
@@ -15,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memspec_core.measurement.trace import Trace, TracedPrompt, TraceHeader
+from memspec_core.prediction.context import POSITIONS
 
 DRAFTS = ("general", "code", "math", "law", "medical")
 """Drafts, and the domains of prompts and passages."""
@@ -32,6 +36,7 @@ class PaperLike:
 
     `prompts` of each domain, answers of `tokens`. A passage has `passage_tokens` on average; a
     share `digressing` of them is on the one other topic of the prompt, and `straying` on any.
+    `state_noise`: the deviation of each number of a state.
     """
 
     prompts: int = 100
@@ -43,6 +48,7 @@ class PaperLike:
     matched: float = MATCHED
     unmatched: float = UNMATCHED
     alike: float = ALIKE
+    state_noise: float = 0.1
     seed: int = 0
 
 
@@ -55,15 +61,20 @@ def paper_like_trace(plan: PaperLike) -> Trace:
         drafts=dict.fromkeys(DRAFTS, ""),
         length=LENGTH,
         max_new_tokens=plan.tokens,
-        states=False,
+        states=True,
     )
+    noise = np.random.default_rng((plan.seed, 1))  # of its own: answers do not depend on states
     prompts = [
-        _prompt(plan, domain, random) for domain in range(len(DRAFTS)) for _ in range(plan.prompts)
+        _prompt(plan, domain, random, noise)
+        for domain in range(len(DRAFTS))
+        for _ in range(plan.prompts)
     ]
     return Trace(header, prompts)
 
 
-def _prompt(plan: PaperLike, domain: int, random: np.random.Generator) -> TracedPrompt:
+def _prompt(
+    plan: PaperLike, domain: int, random: np.random.Generator, noise: np.random.Generator
+) -> TracedPrompt:
     topics = _topics(plan, domain, random)
     chance = np.where(topics[:, None] == np.arange(len(DRAFTS)), plan.matched, plan.unmatched)
     draws = random.random(chance.shape)
@@ -79,7 +90,29 @@ def _prompt(plan: PaperLike, domain: int, random: np.random.Generator) -> Traced
         token_ids=np.zeros(plan.tokens, np.int32),
         accepted=np.cumprod(runs, axis=0).sum(axis=0).astype(np.uint8),
         matched=np.zeros(plan.tokens, np.uint8),
+        states=_states(plan, domain, topics, noise),
+        prompt_state=_prompt_state(plan, topics, noise),
     )
+
+
+def _states(
+    plan: PaperLike, domain: int, topics: npt.NDArray[np.int64], noise: np.random.Generator
+) -> npt.NDArray[np.float16]:
+    """Return the states [n, topics] before each place: what is known is the token before it."""
+    known = np.eye(len(DRAFTS))[[domain, *topics[:-1]]]
+    states: npt.NDArray[np.float16] = (
+        known + plan.state_noise * noise.normal(size=known.shape)
+    ).astype(np.float16)
+    return states
+
+
+def _prompt_state(
+    plan: PaperLike, topics: npt.NDArray[np.int64], noise: np.random.Generator
+) -> npt.NDArray[np.float16]:
+    """Return the prompt's mean state [topics]; as a mean it has less noise."""
+    shares = np.eye(len(DRAFTS))[topics].mean(axis=0)
+    deviation = plan.state_noise / np.sqrt(POSITIONS)
+    return (shares + deviation * noise.normal(size=shares.shape)).astype(np.float16)
 
 
 def _topics(plan: PaperLike, domain: int, random: np.random.Generator) -> npt.NDArray[np.int64]:
