@@ -100,10 +100,7 @@ def _states(
 ) -> npt.NDArray[np.float16]:
     """Return the states [n, topics] before each place: what is known is the token before it."""
     known = np.eye(len(DRAFTS))[[domain, *topics[:-1]]]
-    states: npt.NDArray[np.float16] = (
-        known + plan.state_noise * noise.normal(size=known.shape)
-    ).astype(np.float16)
-    return states
+    return _half(known + plan.state_noise * noise.normal(size=known.shape))
 
 
 def _prompt_state(
@@ -112,7 +109,11 @@ def _prompt_state(
     """Return the prompt's mean state [topics]; as a mean it has less noise."""
     shares = np.eye(len(DRAFTS))[topics].mean(axis=0)
     deviation = plan.state_noise / np.sqrt(POSITIONS)
-    return (shares + deviation * noise.normal(size=shares.shape)).astype(np.float16)
+    return _half(shares + deviation * noise.normal(size=shares.shape))
+
+
+def _half(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float16]:
+    return values.astype(np.float16)
 
 
 def _topics(plan: PaperLike, domain: int, random: np.random.Generator) -> npt.NDArray[np.int64]:
