@@ -54,6 +54,7 @@ def test_drafts_that_are_never_right_are_left_out_and_one_is_enough_for_each_top
     text = table(found, SECONDS)
     assert "Chosen: K 1, N 4, gamma 3." in text
     assert "left out" in text
+    assert "4 prompts are few" in text
 
 
 def test_memory_bounds_the_drafts_that_are_tried() -> None:

@@ -16,6 +16,9 @@ from memspec_core.evaluation.tuning import Tuned
 from memspec_core.files import whole_file
 from memspec_core.settings import MIB
 
+FEW = 20
+"""Prompts from which on an interval over them can be relied on."""
+
 SHOWN = 5
 """Combinations that the table shows, of those that were tried."""
 
@@ -62,6 +65,8 @@ def table(tuned: Tuned, profile: Profile) -> str:
             ]
         ),
     ]
+    if tuned.prompts < FEW:
+        lines += ["", f"{tuned.prompts} prompts are few; trace more for a choice to rely on."]
     if tuned.is_slower:
         lines += ["", "It is slower than the parameters as they were; keep those."]
     return "\n".join(lines)
