@@ -4,14 +4,14 @@
 |---|---|
 | passes | calibration, corrected by the passes of the runs, as the planner has them |
 | a draft's step | what its iterations took where no draft was loaded, less the pass |
-| catching up | the planner: a share of a step for each token |
+| catching up | what first iterations after a switch took beyond the usual, by unread token |
 | a load | the median of the loads that were waited for |
 | a prediction | the mean of the predicting strategies' scheduling points |
 | how loads vary | the loads that were waited for |
 | loads' stretch | the mean load in the background, over that |
 | slowdown by loads | what iterations took beyond their usual time, of that of loads beside them |
 
-All but the first three depend on the strategies that ran; what did not occur stays at what
+All but the passes and steps depend on the strategies that ran; what did not occur stays at what
 calibration says, or at no cost.
 """
 
@@ -32,6 +32,9 @@ from memspec_core.settings import Settings
 from memspec_core.snapshot import RuntimeSnapshot
 from memspec_core.strategies import MabSync, MemSpec, PredictionOnly
 from memspec_core.strategies.utility import DraftCosts
+
+LEAST_UNREAD = 1000
+"""Tokens that say what reading them takes; with fewer it is what the planner assumes."""
 
 LEAST_LOADS = 6
 """Loads that say how loads vary."""
@@ -89,7 +92,7 @@ class MachineObserver:
             draft: max(0.0, seconds - passes[length]) / length
             for draft, seconds in iterations.items()
         }
-        catch_up = {draft: self._costs.catch_up_seconds(draft, 1) for draft in sizes}
+        catch_up = self._catch_up_seconds(iterations)
         size, load = statistics.median(sizes.values()), self._load_seconds()
         return Profile(
             name=name,
@@ -100,7 +103,7 @@ class MachineObserver:
             draft_bytes=size,
             verify_seconds=tuple(passes),
             draft_step_seconds=statistics.median(steps.values()),
-            catch_up_seconds=statistics.median(catch_up.values()),
+            catch_up_seconds=catch_up,
             prompt_seconds=self._prompt_seconds(),
             prediction_seconds=self._prediction_seconds(),
             load_slowdown=self._load_slowdown(iterations, catch_up),
@@ -110,7 +113,6 @@ class MachineObserver:
                 draft: {
                     "draft_bytes": sizes[draft],
                     "draft_step_seconds": steps[draft],
-                    "catch_up_seconds": catch_up[draft],
                 }
                 for draft in sizes
             },
@@ -125,7 +127,8 @@ class MachineObserver:
             "draft_bytes": "the median draft, its KV cache included",
             "verify_seconds": f"calibration, corrected by the passes of {answers}",
             "draft_step_seconds": f"{answers}: iterations without loads, less their passes; median",
-            "catch_up_seconds": "a share of a step, as the planner has it (READING_SHARE); median",
+            "catch_up_seconds": f"{answers}: first iterations after a switch, by unread token; a "
+            "draft that is waited for has read most of the context when it lands",
             "prompt_seconds": f"{answers}: reading the prompt, by token",
             "prediction_seconds": f"{answers}: mean scheduling point with a predictor",
             "load_slowdown": f"{answers}: what iterations took beyond that beside loads",
@@ -147,6 +150,18 @@ class MachineObserver:
         return (
             statistics.fmean(seconds) if seconds else self._costs.iteration_seconds(draft, length)
         )
+
+    def _catch_up_seconds(self, iterations: Mapping[str, float]) -> float:
+        """Return what a token takes that a draft has not read when it runs; of all drafts."""
+        assert self._costs is not None
+        usual = statistics.median(self._costs.catch_up_seconds(draft, 1) for draft in iterations)
+        extra, unread = 0.0, 0
+        for answer in self._answers:
+            for draft, unseen, iteration in _with_unseen(answer):
+                if unseen and draft in iterations:
+                    extra += iteration.seconds.decode - iterations[draft]
+                    unread += unseen
+        return min(max(0.0, extra / unread), usual) if unread >= LEAST_UNREAD else usual
 
     def _waits(self) -> list[float]:
         """Return what first loads took while nothing else ran."""
@@ -190,15 +205,13 @@ class MachineObserver:
         spent = sum(answer.load_seconds - answer.run.first_wait for answer in answers)
         return spent / loads if loads else waited
 
-    def _load_slowdown(
-        self, iterations: Mapping[str, float], catch_up: Mapping[str, float]
-    ) -> float:
+    def _load_slowdown(self, iterations: Mapping[str, float], catch_up: float) -> float:
         """Return how many times as long decoding takes beside a load."""
         extra = loading = 0.0
         for answer in self._background():
             loading += answer.load_seconds - answer.run.first_wait
             extra += sum(
-                iteration.seconds.decode - iterations[draft] - unseen * catch_up[draft]
+                iteration.seconds.decode - iterations[draft] - unseen * catch_up
                 for draft, unseen, iteration in _with_unseen(answer)
                 if draft in iterations
             )
