@@ -3,11 +3,11 @@
 | number | from |
 |---|---|
 | passes | calibration, corrected by the passes of the runs, as the planner has them |
-| a draft's step | what its iterations took where no draft was loaded, less the pass |
+| a draft's step | what iterations of its kind took where no draft was loaded, less the pass |
 | catching up | what first iterations after a switch took beyond the usual, by unread token |
-| a load | the median of the loads that were waited for |
+| a load | the mean of those that were waited for: MAB-Sync's, or else the first ones |
 | a prediction | the mean of the predicting strategies' scheduling points |
-| how loads vary | the loads that were waited for |
+| how loads vary | the first loads |
 | loads' stretch | the mean load in the background, over that |
 | slowdown by loads | what iterations took beyond their usual time, of that of loads beside them |
 
@@ -17,7 +17,7 @@ calibration says, or at no cost.
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -87,7 +87,11 @@ class MachineObserver:
         rows = range(max(len(target.pass_seconds), length + 1))
         passes = [self._costs.iteration_seconds(LOOKUP, row) for row in rows]
         passes = [max(passes[: row + 1]) for row in rows]
-        iterations = {draft: self._iteration_seconds(draft, length) for draft in sizes}
+        kinds = {draft.name: draft.kind for draft in self._snapshot.drafts}
+        iterations = {
+            draft: self._iteration_seconds([d for d in kinds if kinds[d] == kind], length)
+            for draft, kind in kinds.items()
+        }
         steps = {
             draft: max(0.0, seconds - passes[length]) / length
             for draft, seconds in iterations.items()
@@ -108,7 +112,7 @@ class MachineObserver:
             prediction_seconds=self._prediction_seconds(),
             load_slowdown=self._load_slowdown(iterations, catch_up),
             load_deviation=self._load_deviation(),
-            load_stretch=min(max(1.0, self._background_load_seconds(load) / load), MOST),
+            load_stretch=min(max(1 / MOST, self._background_load_seconds(load) / load), MOST),
             drafts={
                 draft: {
                     "draft_bytes": sizes[draft],
@@ -123,7 +127,7 @@ class MachineObserver:
         answers = f"{len(self._answers)} answers of memspec compare"
         return {
             "memory_bytes_per_second": "calibration: reading memory with all threads",
-            "storage_bytes_per_second": f"draft_bytes over the median of the loads in {answers}",
+            "storage_bytes_per_second": f"draft_bytes over the mean wait for a load in {answers}",
             "draft_bytes": "the median draft, its KV cache included",
             "verify_seconds": f"calibration, corrected by the passes of {answers}",
             "draft_step_seconds": f"{answers}: iterations without loads, less their passes; median",
@@ -132,24 +136,28 @@ class MachineObserver:
             "prompt_seconds": f"{answers}: reading the prompt, by token",
             "prediction_seconds": f"{answers}: mean scheduling point with a predictor",
             "load_slowdown": f"{answers}: what iterations took beyond that beside loads",
-            "load_deviation": f"{answers}: the loads that were waited for",
+            "load_deviation": f"{answers}: the first loads",
             "load_stretch": f"{answers}: the mean load in the background over the usual one",
             "drafts": f"as the usual numbers, from {answers}",
         }
 
-    def _iteration_seconds(self, draft: str, length: int) -> float:
-        """Return what an iteration of a draft took where it ran on and nothing was loaded."""
+    def _iteration_seconds(self, drafts: Sequence[str], length: int) -> float:
+        """Return what an iteration took where one of some drafts ran on and nothing was loaded.
+
+        Drafts of a kind are taken together: an oracle would choose those that seem quicker by
+        chance.
+        """
         assert self._costs is not None
         seconds = [
             iteration.seconds.decode
             for answer in self._answers
             if answer.run.loads <= 1
             for before, iteration in _successive(answer)
-            if before == draft == iteration.draft and iteration.proposed == length
+            if before == iteration.draft in drafts and iteration.proposed == length
         ]
-        return (
-            statistics.fmean(seconds) if seconds else self._costs.iteration_seconds(draft, length)
-        )
+        if not seconds:
+            return statistics.fmean(self._costs.iteration_seconds(d, length) for d in drafts)
+        return statistics.fmean(seconds)
 
     def _catch_up_seconds(self, iterations: Mapping[str, float]) -> float:
         """Return what a token takes that a draft has not read when it runs; of all drafts."""
@@ -163,17 +171,25 @@ class MachineObserver:
                     unread += unseen
         return min(max(0.0, extra / unread), usual) if unread >= LEAST_UNREAD else usual
 
-    def _waits(self) -> list[float]:
+    def _first_waits(self) -> list[float]:
         """Return what first loads took while nothing else ran."""
         return [answer.run.first_wait for answer in self._answers if answer.run.first_wait > 0]
 
     def _load_seconds(self) -> float:
-        waits = self._waits()
-        return statistics.median(waits) if waits else 1e-3
+        """Return what a load takes that is waited for.
+
+        A draft that MAB-Sync waits for reads the context meanwhile, which first ones cannot.
+        """
+        waiting = [a.run for a in self._answers if a.run.strategy == MabSync.name]
+        loads = sum(run.loads - 1 for run in waiting)
+        if loads > 0:
+            return sum(run.load_wait for run in waiting) / loads
+        waits = self._first_waits()
+        return statistics.fmean(waits) if waits else 1e-3
 
     def _load_deviation(self) -> float:
         """Return the spread of the middle two thirds, which a few late loads leave as it is."""
-        waits = self._waits()
+        waits = self._first_waits()
         if len(waits) < LEAST_LOADS:
             return 0.0
         sixths = statistics.quantiles(map(math.log, waits), n=6, method="inclusive")
