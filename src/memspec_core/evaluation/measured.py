@@ -7,7 +7,7 @@
 | catching up | what first iterations after a switch took beyond the usual, by unread token |
 | a load | the mean of those that were waited for: MAB-Sync's, or else the first ones |
 | a prediction | the mean of the predicting strategies' scheduling points |
-| how loads vary | the first loads |
+| how loads vary | the mean background load of each answer, or else the first loads |
 | loads' stretch | the mean load in the background, over that |
 | slowdown by loads | what iterations took beyond their usual time, of that of loads beside them |
 
@@ -92,6 +92,10 @@ class MachineObserver:
             draft: self._iteration_seconds([d for d in kinds if kinds[d] == kind], length)
             for draft, kind in kinds.items()
         }
+        # The planner's costs are of the last iterations; all of them may have been quicker.
+        reckoned = statistics.fmean(self._costs.iteration_seconds(d, length) for d in sizes)
+        scale = min(1.0, statistics.fmean(iterations.values()) / reckoned)
+        passes = [seconds * scale for seconds in passes]
         steps = {
             draft: max(0.0, seconds - passes[length]) / length
             for draft, seconds in iterations.items()
@@ -136,7 +140,7 @@ class MachineObserver:
             "prompt_seconds": f"{answers}: reading the prompt, by token",
             "prediction_seconds": f"{answers}: mean scheduling point with a predictor",
             "load_slowdown": f"{answers}: what iterations took beyond that beside loads",
-            "load_deviation": f"{answers}: the first loads",
+            "load_deviation": f"{answers}: the mean load of each in the background",
             "load_stretch": f"{answers}: the mean load in the background over the usual one",
             "drafts": f"as the usual numbers, from {answers}",
         }
@@ -188,7 +192,20 @@ class MachineObserver:
         return statistics.fmean(waits) if waits else 1e-3
 
     def _load_deviation(self) -> float:
-        """Return the spread of the middle two thirds, which a few late loads leave as it is."""
+        """Return how much loads vary: those in the background, or else the first ones.
+
+        Of the latter the spread of the middle two thirds, which a few late ones leave as it is.
+        """
+        means = [
+            ((answer.load_seconds - answer.run.first_wait) / (answer.run.loads - 1), answer.run)
+            for answer in self._background()
+        ]
+        if len(means) >= LEAST_LOADS:
+            loads = sum(run.loads - 1 for _, run in means)
+            mean = sum(seconds * (run.loads - 1) for seconds, run in means) / loads
+            # A mean of n loads varies less than a load, by the root of n.
+            squares = sum((seconds - mean) ** 2 * (run.loads - 1) for seconds, run in means)
+            return min(2.0, math.sqrt(squares / (len(means) - 1)) / mean) if mean > 0 else 0.0
         waits = self._first_waits()
         if len(waits) < LEAST_LOADS:
             return 0.0
