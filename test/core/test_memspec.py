@@ -123,6 +123,7 @@ def test_decoding_shows_the_states_that_a_trace_holds(target_folder: Path) -> No
     decodings = Decodings(target, Planner(EVEN_COSTS), lambda: settings, ManualClock())
     course = decodings.begin(request, prompt, lambda: None)
     course.read_prompt()
+    assert course.recent_state(4) is None  # the prompt's states stand for it, as in training
     for _ in range(6):
         course.iterate(None, "none", 0, IterationSeconds())
     answer = list(course.recent_ids(99))

@@ -27,7 +27,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "prompt_seconds": (0.0, 10.0),
     "prediction_seconds": (0.0, 10.0),
     "load_slowdown": (1.0, 10.0),
-    "load_stretch": (1.0, 10.0),
+    "load_stretch": (0.1, 10.0),
     "load_deviation": (0.0, 2.0),
 }
 """The numbers of a profile, each with what it can be at the least and at the most."""

@@ -121,6 +121,8 @@ class Decoding:
         They begin with the prompt's newest token; the answer's newest has none yet. None where
         there are none.
         """
+        if not self.generated_tokens:
+            return None
         end = len(self._context) - 1
         return self._mean_state(max(self._prompt_tokens - 1, end - count), end)
 
@@ -287,8 +289,7 @@ class Decoding:
         if cache.features is None or end > cache.length:
             return None
         if first == end:  # a prompt of one token has no state yet: see `prediction.context`
-            zeros = np.zeros(decoder.config.hidden_size, np.float32)
-            return zeros if not self.generated_tokens else None
+            return np.zeros(decoder.config.hidden_size, np.float32)
         mean: Vector = decoder.mean_state(cache, first, end).cpu().numpy()
         return mean
 
