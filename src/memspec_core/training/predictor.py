@@ -90,7 +90,7 @@ def train_predictor(
     schedule = schedule_of(trace, plan)
     training, held_out = split_by_prompt(trace.prompts, plan.held_out, plan.seed)
     sets: dict[str, Sequence[TracedPrompt]] = {HELD_OUT: held_out}
-    sets |= {str(path): _further(path, trace) for path in plan.evaluations}
+    sets |= {path.resolve().name: _further(path, trace) for path in plan.evaluations}
     encoder = _encoder(plan, target, [*training, *(p for each in sets.values() for p in each)])
 
     heads: dict[str, RankingHead] = {}
