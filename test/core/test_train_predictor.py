@@ -256,8 +256,8 @@ def test_further_traces_are_judged_too(
     trace = written(tmp_path / "trace", header, steady())
     further = written(tmp_path / "further", replace(header, prompts_sha256="q"), changing(2))
     report = train_predictor(plan_for(trace, target_folder, evaluations=(further,)), silent)
-    assert list(report["sets"]) == [HELD_OUT, str(further)]
-    assert report["sets"][str(further)]["prompts"] == 6
+    assert list(report["sets"]) == [HELD_OUT, "further"]
+    assert report["sets"]["further"]["prompts"] == 6
 
 
 def test_a_text_encoder_reads_the_recent_tokens_once() -> None:

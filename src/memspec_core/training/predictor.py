@@ -90,7 +90,7 @@ def train_predictor(
     schedule = schedule_of(trace, plan)
     training, held_out = split_by_prompt(trace.prompts, plan.held_out, plan.seed)
     sets: dict[str, Sequence[TracedPrompt]] = {HELD_OUT: held_out}
-    sets |= {path.resolve().name: _further(path, trace) for path in plan.evaluations}
+    sets |= {_name_of(path, plan): _further(path, trace) for path in plan.evaluations}
     encoder = _encoder(plan, target, [*training, *(p for each in sets.values() for p in each)])
 
     heads: dict[str, RankingHead] = {}
@@ -212,6 +212,12 @@ def _whole_trace(path: Path, target_sha256: str) -> Trace:
             "target's states. Train on the trace that it was made from."
         )
     return trace
+
+
+def _name_of(path: Path, plan: PredictorTraining) -> str:
+    """Return a folder's name, or all of its path where two bear the same name."""
+    same = [other for other in plan.evaluations if other.name == path.name]
+    return path.name if len(same) == 1 else str(path)
 
 
 def _further(path: Path, trace: Trace) -> Sequence[TracedPrompt]:
