@@ -272,6 +272,15 @@ def test_proposals_that_are_too_unlikely_are_left_out(length: int, room: Room) -
         assert cache.length == length - 1 + kept
         cache.truncate(0)
         assert rolls(context[1:], features, cache, count, 0.999 * bound) == whole[: kept + 1]
+    # A further one is looked for where it would be worth it, were it as likely as the last.
+    own = [bound / before for bound, before in zip(likely, [1.0, *likely], strict=False)]
+    expected = [bound * each for bound, each in zip(likely, own, strict=True)]
+    for worth in (factor * bound for bound in expected for factor in (0.999, 1.001)):
+        steps = next((n for n, bound in enumerate(expected[:-1], 1) if bound < worth), count)
+        cache.truncate(0)
+        found = decoder.roll(context[1:], features, cache, count, 0.0, worth)
+        assert found == whole[:steps]
+        assert cache.length == length - 1 + steps - 1
 
 
 # What a row is does not depend on the pass.

@@ -204,9 +204,12 @@ class FeatureDecoder(Layers):
         cache: KeyValueCache,
         count: int,
         least: float = 0.0,
+        worth: float = 0.0,
     ) -> list[int]:
         """Feed n tokens as `feed` does; return the `count` most probable tokens after them.
 
-        Fewer, or none, where all of them together would be less probable than `least`. Each is fed
-        but the last of `count`, so that the cache grows by n + count - 1 rows at the most.
+        Fewer, or none: one is left out where all of them together would be less probable than
+        `least`, and none is looked for where they would be less than `worth` if it were as probable
+        as the one before. All are fed but the last where it ends the search, so that the cache
+        grows by n + count - 1 rows at the most, and by n - 1 and one for each step of the search.
         """

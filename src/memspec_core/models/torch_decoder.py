@@ -185,6 +185,7 @@ class TorchFeatureDecoder(FeatureDecoder, _TorchLayers):
         cache: KeyValueCache,
         count: int,
         least: float = 0.0,
+        worth: float = 0.0,
     ) -> list[int]:
         """Feed n tokens and propose `count` or fewer; see `FeatureDecoder.roll`."""
         state = self.feed(token_ids, features, cache)[-1:]
@@ -193,12 +194,13 @@ class TorchFeatureDecoder(FeatureDecoder, _TorchLayers):
         while True:
             probabilities = self.logits(state).float().softmax(dim=-1)
             index = int(probabilities.argmax())
-            probability *= float(probabilities[0, index])
+            own = float(probabilities[0, index])
+            probability *= own
             if probability < least:
                 return proposed
             ids = self.head_token_ids
             proposed.append(index if ids is None else int(ids[index]))
-            if len(proposed) == count:
+            if len(proposed) == count or probability * own < worth:
                 return proposed
             state = self.follow(proposed[-1:], state, cache)
 

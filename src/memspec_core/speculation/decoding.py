@@ -170,6 +170,7 @@ class Decoding:
         self._planner.observe(
             plan if proposal.token_ids or plan.least else Plan(),
             len(proposal.token_ids),
+            proposal.steps or len(proposal.token_ids),
             accepted,
             drafted - started,
             verified - drafted,
@@ -211,7 +212,7 @@ class Decoding:
             return plan, looked_up.cut(plan.length)
         self._remember(draft, len(self._context))
         if plan.least and isinstance(draft, FeatureDraft):
-            return plan, draft.propose_likely(self._context, plan.length, plan.least)
+            return plan, draft.propose_likely(self._context, plan.length, plan.least, plan.worth)
         return plan, draft.propose(self._context, plan.length, self._sampler)
 
     def _remember(self, draft: Draft, tokens: int) -> None:

@@ -44,21 +44,23 @@ class FeatureDraft(ModelDraft):
     def propose(self, context: Sequence[int], length: int, sampler: Sampler) -> Proposal:
         """Propose up to `length` tokens after the context; none where it cannot."""
         if sampler.greedy:
-            return self.propose_likely(context, length, 0.0)
+            return self.propose_likely(context, length, 0.0, 0.0)
         try:
             return super().propose(context, length, sampler)
         finally:
             self._forget_proposals(context)
 
-    def propose_likely(self, context: Sequence[int], length: int, least: float) -> Proposal:
-        """Propose greedily, while the draft finds all of it together `least` probable or more."""
+    def propose_likely(
+        self, context: Sequence[int], length: int, least: float, worth: float
+    ) -> Proposal:
+        """Propose greedily; `least` and `worth` are those of `FeatureDecoder.roll`."""
         length = min(length, self._room(context))
         if length <= 0:
             return Proposal()
         unseen = self._fed_but_last_rows(context)
         try:
-            found = self._decoder.roll(unseen, self._features, self._cache, length, least)
-            return Proposal(tuple(found))
+            found = self._decoder.roll(unseen, self._features, self._cache, length, least, worth)
+            return Proposal(tuple(found), steps=self._cache.length - len(context) + 2)
         finally:
             self._forget_proposals(context)
 

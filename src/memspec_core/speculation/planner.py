@@ -5,9 +5,10 @@ g·c + v(g + 1) seconds, where v(n) is a pass of n rows over the target; a plain
 token in v(1). The planner takes what yields most a second, by the acceptance seen so far. A
 source that does not pay is left alone and tried again now and then.
 
-A draft that knows how likely its proposals are stops by itself: one more, right with probability p
-together with those before it, brings p tokens for c and what a row more takes, and so pays while p
-is above that times the rate. What such a draft yields is seen, not reckoned.
+A draft that knows how likely its proposals are stops by itself. A proposal that is right with
+probability p, together with those before it, brings p tokens; so it pays to have it verified while
+p is above what a row more takes, times the rate, and to look for it at all while p is likely to be
+above that of step and row together. What such a draft yields is seen, not reckoned.
 """
 
 from collections.abc import Iterable, Sequence
@@ -43,6 +44,12 @@ TRIAL_LEAST = 0.05
 
 MOST_LIKELY = 8
 """Proposals at the most of a draft that stops by itself."""
+
+FEW_ROWS = 4
+"""Of a pass with as many proposals as such a draft usually makes."""
+
+LEAST_OF_USUAL = 0.25
+"""Later rows take more than the first, where a pass is no longer bound by reading weights."""
 
 LOST_BESIDE_A_LOAD = {"cpu": 0.7, "cuda": 0.15}
 """Share of a load's time that decoding loses: on CPUs they need the same cores (measured by
@@ -137,12 +144,14 @@ class Candidate:
 class Plan:
     """What the next iteration does: the source's name, or "none", and the length to ask for.
 
-    `least`: how likely all of the proposals together must be, 0 where that does not matter.
+    `least`: how likely all of the proposals together must be to be verified, 0 where that does not
+    matter; `worth`: how likely, that a further one is looked for.
     """
 
     name: str = PLAIN
     length: int = 0
     least: float = 0.0
+    worth: float = 0.0
 
     @property
     def source(self) -> str:
@@ -211,7 +220,8 @@ class Planner:
                 source.idle += 1
                 if self._trial_is_due(source, candidate.unseen):
                     least = TRIAL_LEAST if candidate.stops else 0.0
-                    probe = replace(plan, length=2 if candidate.stops else 1, least=least)
+                    length = 2 if candidate.stops else 1
+                    probe = replace(plan, length=length, least=least, worth=least)
         self.plan = probe if probe.length and not best.length else best
         return self.plan
 
@@ -219,12 +229,15 @@ class Planner:
         self,
         plan: Plan,
         proposed: int,
+        steps: int,
         accepted: int,
         draft_seconds: float,
         verify_seconds: float,
     ) -> None:
-        """See what an iteration that followed a plan did, and what its two halves took."""
-        steps = min(plan.length, proposed + 1) if plan.least else proposed
+        """See what an iteration that followed a plan did in so many steps of the draft.
+
+        And what its two halves took.
+        """
         if self._timed:
             self._observe_times(plan.name, steps, proposed, draft_seconds, verify_seconds)
         self._last = plan.name
@@ -253,8 +266,9 @@ class Planner:
             seen = source.yielded
             seconds = self._mean_pass_seconds(seen.rows) + seen.steps * source.step_seconds
             rate = seen.tokens / seconds
-            least = min(1.0, (source.step_seconds + self._row_seconds()) * max(rate, plain))
-            return rate, Plan(candidate.name, min(most, MOST_LIKELY), least)
+            row, best = self._row_seconds(), max(rate, plain)
+            least, worth = row * best, (source.step_seconds + row) * best
+            return rate, Plan(candidate.name, min(most, MOST_LIKELY), least, worth)
         rates = ((self._rate(source, length), length) for length in range(1, most + 1))
         rate, length = max(rates, default=(0.0, 0))
         return rate, Plan(candidate.name, length)
@@ -267,9 +281,14 @@ class Planner:
         return self.costs.verify_seconds[rows - 1] * self._shape[rows - 1] * self._slowdown
 
     def _row_seconds(self) -> float:
-        """Return what one more row takes: over several, since noise is in two passes as well."""
-        rows = min(MOST_LIKELY + 1, self.costs.most_rows)
-        return (self._pass_seconds(rows) - self._pass_seconds(1)) / max(1, rows - 1)
+        """Return what one more row takes, on average of the first few.
+
+        Where noise in so few passes has it all but nothing, a part of what later rows take.
+        """
+        few, many = (min(rows, self.costs.most_rows) for rows in (FEW_ROWS, MOST_LIKELY + 1))
+        first = self._pass_seconds(1)
+        own, usual = ((self._pass_seconds(rows) - first) / max(1, rows - 1) for rows in (few, many))
+        return max(own, LEAST_OF_USUAL * usual)
 
     def _mean_pass_seconds(self, rows: float) -> float:
         """Return what passes take on average that have so many rows on average."""

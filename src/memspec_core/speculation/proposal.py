@@ -17,13 +17,15 @@ class Proposal:
     context; parents come before their children, and no two children of one are the same token.
     `probabilities` [n, target vocabulary]: the distribution each token was drawn from; None where
     the draft had no choice: it decodes greedily, or looks its proposals up. `matched` says how
-    sure a lookup is: how many tokens of the context's end it found earlier; 0 for models.
+    sure a lookup is: how many tokens of the context's end it found earlier; 0 for models. `steps`
+    that a draft took which stops by itself; 0 for others, which take one for each token.
     """
 
     token_ids: tuple[int, ...] = ()
     probabilities: torch.Tensor | None = None
     matched: int = 0
     parents: tuple[int, ...] | None = None
+    steps: int = 0
 
     def cut(self, length: int) -> "Proposal":
         """Return the first `length` tokens."""

@@ -206,13 +206,15 @@ class NativeFeatureDecoder(_NativeLayers, FeatureDecoder):
         cache: KeyValueCache,
         count: int,
         least: float = 0.0,
+        worth: float = 0.0,
     ) -> list[int]:
         """Feed n tokens and propose `count` or fewer; see `FeatureDecoder.roll`."""
-        proposed: list[int] = self._step.roll(
-            token_ids, features, cache.rows, cache.length, count, least, self._threads.count
+        threads = self._threads.count
+        proposed: list[int]
+        proposed, fed = self._step.roll(
+            token_ids, features, cache.rows, cache.length, count, least, worth, threads
         )
-        fed = proposed if len(proposed) < count else proposed[:-1]
-        cache.token_ids.extend([*token_ids, *fed])
+        cache.token_ids.extend([*token_ids, *proposed[:fed]])
         return proposed
 
 

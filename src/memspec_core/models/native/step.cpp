@@ -1304,11 +1304,13 @@ class FeatureStep : public Step {
   }
 
   // Feed tokens as `feed` does, then propose: the most probable token, fed in its turn, `count`
-  // times, or until all of them together are less probable than `least`. The threads meet nowhere
-  // but in the passes, and no weight is read but once a proposal.
-  std::vector<int64_t> roll(const std::vector<int64_t>& tokens, torch::Tensor features,
-                            torch::Tensor cache, int64_t start, int64_t count, double least,
-                            int64_t threads) {
+  // times. A token is left out where all of them together are less probable than `least`, and not
+  // fed where they would be less than `worth` if the next were as probable as it is. Returns them,
+  // and how many were fed. The threads meet nowhere but in the passes, and no weight is read but once
+  // a proposal.
+  std::pair<std::vector<int64_t>, int64_t> roll(
+      const std::vector<int64_t>& tokens, torch::Tensor features, torch::Tensor cache,
+      int64_t start, int64_t count, double least, double worth, int64_t threads) {
     check_fed(tokens, features, cache, start);
     TORCH_CHECK(!tokens.empty() && count > 0, "there is nothing to propose");
     const int64_t rows = tokens.size(), end = start + rows + count - 1;
@@ -1328,6 +1330,7 @@ class FeatureStep : public Step {
     best_.assign(threads, Best{});
     std::vector<int64_t> proposed;
     proposed.reserve(count);
+    int64_t fed = 0;
     Team::run(threads, [&](Team& team, int64_t thread) {
       run_fed(passes[0], team, thread, tokens.data() + before, features, cache, fused);
       double probability = 1.0;  // every thread reckons the same
@@ -1339,12 +1342,13 @@ class FeatureStep : public Step {
         if (probability < least) break;
         const int64_t token = head_tokens_.empty() ? best.index : head_tokens_[best.index];
         if (thread == 0) proposed.push_back(token);
-        if (i + 1 == count) break;
+        if (i + 1 == count || probability / best.total < worth) break;
+        if (thread == 0) ++fed;
         fuse(passes[i + 1], team, thread, &token, state, weights_of(norm_));
         run_layers(passes[i + 1], team, thread, cache, Taps{});
       }
     });
-    return proposed;
+    return {proposed, fed};
   }
 
  private:
