@@ -70,7 +70,7 @@ class Int4Linear:
             torch.stack((weight.scale, zero), dim=-1).transpose(0, 1).contiguous().bfloat16()
         )
         self._packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(
-            weight.codes.to(torch.int32), self._INNER_K_TILES
+            _words(weight.pairs), self._INNER_K_TILES
         )
         self._group_size = weight.group_size
         self._input_order = weight.input_order
@@ -99,6 +99,14 @@ class Int4Linear:
             x, self._packed, self._group_size, self._scale_and_zero
         )
         return y if self._bias is None else y + self._bias
+
+
+def _words(pairs: torch.Tensor) -> torch.Tensor:
+    """Return the codes of pairs [out, in / 2] as int32 [out, in], and nothing large beside them."""
+    words = pairs.new_empty((pairs.shape[0], 2 * pairs.shape[1]), dtype=torch.int32)
+    words[:, 0::2] = pairs & 0x0F
+    words[:, 1::2] = pairs >> 4
+    return words
 
 
 class Int8Linear:

@@ -148,7 +148,7 @@ def round_to_int4(weight: torch.Tensor) -> Int4Weight:
     """
     rows, columns = weight.shape
     like = weight.detach()
-    codes = like.new_empty((rows, columns), dtype=torch.uint8)
+    pairs = like.new_empty((rows, columns // 2), dtype=torch.uint8)
     scale = like.new_empty((rows, columns // GROUP_SIZE), dtype=torch.float32)
     minimum = torch.empty_like(scale)
     for part in range(0, rows, _ROWS_AT_ONCE):
@@ -159,8 +159,8 @@ def round_to_int4(weight: torch.Tensor) -> Int4Weight:
         span = grouped.amax(dim=-1) - minimum[some]
         scale[some] = (span / 15).clamp(min=1e-8).bfloat16()
         levels = above.div_(scale[some, :, None]).round_().clamp_(0, 15)
-        codes[some] = levels.view(-1, columns)
-    return Int4Weight(pack_codes(codes), scale, minimum)
+        pairs[some] = pack_codes(levels.view(-1, columns).to(torch.uint8))
+    return Int4Weight(pairs, scale, minimum)
 
 
 def rounded_where(takes: Callable[[Int4Weight], bool], weight: torch.Tensor) -> Weight:
