@@ -37,9 +37,7 @@ from memspec_core.speculation.planner import Planner
 from memspec_core.speculation.proposal import Draft
 from memspec_core.speculation.read_ahead import read_ahead
 from memspec_core.speculation.tree import TreeDraft
-from memspec_core.strategies import Context, MemSpec, PredictionOnly, create_strategy
-
-_PREDICTING = (MemSpec.name, PredictionOnly.name)
+from memspec_core.strategies import PREDICTING, Context, create_strategy
 
 _LOG = logging.getLogger(__name__)
 
@@ -201,7 +199,7 @@ def _load_draft(plan: DraftPlan, target: Target, shape: str, pace: Pace) -> Draf
 
 def _states_for(settings: Settings, plan: TargetPlan) -> tuple[int, ...]:
     """Return the layers whose states a strategy needs where no draft does: the last, or none."""
-    return (plan.checkpoint.config.layers - 1,) if settings.strategy in _PREDICTING else ()
+    return (plan.checkpoint.config.layers - 1,) if settings.strategy in PREDICTING else ()
 
 
 def _predictor_folder(path: str) -> Path:
@@ -230,7 +228,7 @@ def _load_predictor(settings: Settings, target: Target) -> tuple[RankingHead | N
                 f"their taps are {list(target.cache.taps)}."
             )
     except PredictorError as error:
-        if settings.strategy not in _PREDICTING:
+        if settings.strategy not in PREDICTING:
             return None, ""
         _LOG.warning("All drafts count alike: %s", error)
         return None, str(error)

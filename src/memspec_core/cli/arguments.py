@@ -17,6 +17,16 @@ def names(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
+def add_profile(parser: argparse.ArgumentParser) -> None:
+    """Add the option that names the hardware profile of a simulated board."""
+    parser.add_argument(
+        "--profile",
+        default="orin_nano",
+        metavar="P",
+        help="orin_nano (default), orin_nano_super, agx_orin, two_cores, or a JSON file",
+    )
+
+
 def positive(text: str) -> int:
     """Parse a whole number above zero."""
     value = int(text)

@@ -4,7 +4,7 @@ import argparse
 import os
 from pathlib import Path
 
-from memspec_core.cli.arguments import Subparsers, positive
+from memspec_core.cli.arguments import Subparsers, add_profile, positive
 from memspec_core.cli.progress import Progress
 from memspec_core.settings import read_parameters
 
@@ -58,9 +58,7 @@ def add_parser(commands: Subparsers) -> None:
     parser.add_argument(
         "--config", type=Path, metavar="PARAMS.yaml", help="parameters, as for the node"
     )
-    parser.add_argument(
-        "--profile", default="orin_nano", metavar="P", help="of the simulated board"
-    )
+    add_profile(parser)
     parser.add_argument("--prompts", type=positive, default=100, help="of each domain, at the most")
     parser.add_argument(
         "--length", type=positive, default=4, metavar="GAMMA", help="proposals in simulations"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 
-from memspec_core.cli.arguments import Subparsers, names, numbers, positive
+from memspec_core.cli.arguments import Subparsers, add_profile, names, numbers, positive
 from memspec_core.cli.progress import Progress
 from memspec_core.settings import DEFAULT, read_parameters
 
@@ -29,12 +29,7 @@ def add_parser(commands: Subparsers) -> None:
         help=f"a folder that memspec trace wrote, or '{PAPER_LIKE}' for a generated trace with "
         "the paper's contrasts, in the paper's form (no correction by what is seen, no costs)",
     )
-    parser.add_argument(
-        "--profile",
-        default="orin_nano",
-        metavar="P",
-        help="orin_nano (default), orin_nano_super, agx_orin, two_cores, or a JSON file",
-    )
+    add_profile(parser)
     parser.add_argument(
         "--strategies",
         type=names,

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memspec_core.cli.arguments import Subparsers, names, numbers, positive
+from memspec_core.cli.arguments import Subparsers, add_profile, names, numbers, positive
 from memspec_core.cli.progress import Progress
 from memspec_core.settings import MIB, read_parameters
 
@@ -33,12 +33,7 @@ def add_parser(commands: Subparsers) -> None:
         metavar="TRACE|RECORD.jsonl",
         help="a folder that memspec trace wrote, or what decisions.path recorded",
     )
-    parser.add_argument(
-        "--profile",
-        default="orin_nano",
-        metavar="P",
-        help="orin_nano (default), orin_nano_super, agx_orin, two_cores, or a JSON file",
-    )
+    add_profile(parser)
     parser.add_argument(
         "--config", type=Path, metavar="PARAMS.yaml", help="parameters as they are, as for the node"
     )

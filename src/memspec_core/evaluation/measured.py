@@ -30,7 +30,7 @@ from memspec_core.request import LOOKUP, PLAIN
 from memspec_core.runtime import Runtime
 from memspec_core.settings import Settings
 from memspec_core.snapshot import RuntimeSnapshot
-from memspec_core.strategies import MabSync, MemSpec, PredictionOnly
+from memspec_core.strategies import PREDICTING, MabSync
 from memspec_core.strategies.utility import DraftCosts
 
 LEAST_UNREAD = 1000
@@ -44,8 +44,6 @@ MOST = 10.0
 
 LEAST_BYTES_PER_SECOND = 1e8
 """Of the memory, for one that was not measured: the least that a profile can have."""
-
-_PREDICTING = (MemSpec.name, PredictionOnly.name)
 
 
 @dataclass
@@ -220,7 +218,7 @@ class MachineObserver:
         points = [
             iteration.seconds.prediction
             for answer in self._answers
-            if answer.run.strategy in _PREDICTING
+            if answer.run.strategy in PREDICTING
             for iteration in answer.iterations
             if iteration.seconds.prediction > 0
         ]

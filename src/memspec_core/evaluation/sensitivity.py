@@ -24,7 +24,7 @@ from memspec_core.evaluation.paperlike import PaperLike, paper_like_trace
 from memspec_core.evaluation.simulator import ONLY_LOOKUP, SimulationPlan, simulate
 from memspec_core.measurement.trace import Trace
 from memspec_core.request import LOOKUP
-from memspec_core.strategies import MemSpec, PredictionOnly
+from memspec_core.strategies import PREDICTING
 
 Curve = dict[str, Any]
 
@@ -156,7 +156,7 @@ def lookup_and_alternatives(sweep: Sweep) -> Curve:
 
 def weighing(sweep: Sweep) -> Curve:
     """Vary what the strategies that predict weigh, for plans with a head."""
-    strategies = (MemSpec.name, PredictionOnly.name)
+    strategies = PREDICTING
     forms = {
         "the paper's form": (False, False),
         "with observation": (True, False),

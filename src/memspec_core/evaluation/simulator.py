@@ -45,7 +45,7 @@ from memspec_core.residency.cache import DraftBytes, DraftCache
 from memspec_core.residency.ledger import Ledger
 from memspec_core.settings import STRATEGY_NAMES, Settings
 from memspec_core.speculation.decoding import SURE_MATCH
-from memspec_core.strategies import Strategy, create_strategy
+from memspec_core.strategies import PREDICTING, Strategy, create_strategy
 from memspec_core.strategies.known_answer import KnownAnswer
 from memspec_core.strategies.memspec import MemSpec, PredictionOnly
 
@@ -280,7 +280,7 @@ class Simulator:
         compared = compared_strategy(name, tuple(replay.columns), partial(self._known, replay))
         if compared is not None:
             return compared
-        if name not in (MemSpec.name, PredictionOnly.name):
+        if name not in PREDICTING:
             return create_strategy(replace(self._settings, strategy=name))
         return TimedStrategy(
             self._predicting(name, replay, number), self._plan.profile.prediction_seconds, clock

@@ -28,7 +28,7 @@ from memspec_core.models.tokenizer import Tokenizer
 from memspec_core.prediction.head import RankingHead, load_head
 from memspec_core.request import GenerationRequest
 from memspec_core.settings import DEFAULT, Settings
-from memspec_core.strategies import MemSpec, PredictionOnly
+from memspec_core.strategies import PREDICTING
 
 SPEED_TOLERANCE = 0.10
 """Tokens a second, simulated over real, are to differ by no more than this."""
@@ -184,7 +184,7 @@ def _traced(trace: Trace, plan: ComparisonPlan, tokenizer: Tokenizer) -> Trace:
 
 def _head(settings: Settings, plan: ComparisonPlan, trace: Trace) -> RankingHead | None:
     """Return the predictor of the strategies that have one, None where none of them runs."""
-    if not {MemSpec.name, PredictionOnly.name} & set(plan.strategies):
+    if not set(PREDICTING) & set(plan.strategies):
         return None
     if not trace.header.states:
         raise TraceError(

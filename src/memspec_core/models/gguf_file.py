@@ -15,7 +15,7 @@ from memspec_core.models.configuration import (
     DecoderConfig,
     default_inverse_frequencies,
 )
-from memspec_core.models.quantised import Int4Weight, Int8Weight
+from memspec_core.models.quantised import Int4Weight, Int8Weight, pack_codes
 from memspec_core.models.sources import EMBEDDING, HEAD
 
 _PARTS = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}
@@ -216,5 +216,5 @@ def _blocks(data: npt.NDArray[np.uint8], header_bytes: int) -> Int4Weight:
     codes = np.concatenate((packed & 15, packed >> 4), axis=-1).reshape(rows, -1)
     scale = header[..., 0]
     minimum = header[..., 1] if header_bytes == 4 else -8.0 * scale
-    pairs = codes[:, 0::2] | codes[:, 1::2] << 4
-    return Int4Weight(*(torch.from_numpy(np.ascontiguousarray(a)) for a in (pairs, scale, minimum)))
+    scales = (torch.from_numpy(np.ascontiguousarray(part)) for part in (scale, minimum))
+    return Int4Weight(pack_codes(torch.from_numpy(codes)), *scales)

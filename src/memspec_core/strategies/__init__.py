@@ -9,6 +9,7 @@ from memspec_core.strategies.memspec import MemSpec, PredictionOnly
 from memspec_core.strategies.static import GeneralStatic, StaticStrategy
 
 __all__ = [
+    "PREDICTING",
     "Context",
     "GeneralStatic",
     "MabAsync",
@@ -21,6 +22,9 @@ __all__ = [
     "Strategy",
     "create_strategy",
 ]
+
+PREDICTING = (MemSpec.name, PredictionOnly.name)
+"""The strategies that rank by a predictor."""
 
 USUAL_LENGTH = 3
 """Proposals that drafts are compared with where each iteration's number is chosen by itself."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -141,12 +142,12 @@ def _own_steps(measured: Measured) -> str:
     return f" An iteration of General-Static takes {longer:.2f} times one of Oracle-Static."
 
 
-def _memspec_time(panel: Panel, measured: Measured) -> Finding:
-    own = panel.mean(MEMSPEC, OWN_TIME, "fallback")
-    mab = panel.mean(MAB_ASYNC, OWN_TIME, "fallback")
+def _falling_back(first: str, second: str, panel: Panel, measured: Measured) -> Finding:
+    """Compare the fallback of two strategies."""
+    one, other = (percent(panel.mean(each, OWN_TIME, "fallback")) for each in (first, second))
     return Finding(
-        f"MemSpec falls back {percent(own)} of its time, MAB-Async {percent(mab)}",
-        f"{_busy(measured, MEMSPEC)}; {_busy(measured, MAB_ASYNC)}.",
+        f"{name(first)} falls back {one} of its time, {name(second)} {other}",
+        f"{_busy(measured, first)}; {_busy(measured, second)}.",
     )
 
 
@@ -160,15 +161,6 @@ def _components(panel: Panel, measured: Measured) -> Finding:
         f"Prediction-Only loses in the {percent(lost)} of its time that it falls back, and costs "
         f"loads: {_an_answer(measured, 'loads', MEMSPEC):.1f} an answer instead of "
         f"{_an_answer(measured, 'loads', PREDICTION_ONLY):.1f}.",
-    )
-
-
-def _component_time(panel: Panel, measured: Measured) -> Finding:
-    alone = panel.mean(PREDICTION_ONLY, OWN_TIME, "fallback")
-    both = panel.mean(MEMSPEC, OWN_TIME, "fallback")
-    return Finding(
-        f"Prediction-Only falls back {percent(alone)} of its time, MemSpec {percent(both)}",
-        f"{_busy(measured, PREDICTION_ONLY)}; {_busy(measured, MEMSPEC)}.",
     )
 
 
@@ -260,9 +252,9 @@ _FINDERS: Mapping[str, Callable[[Panel, Measured], Finding]] = {
     "figure_03": _bandit_acceptance,
     "figure_04": _bandit_time,
     "figure_06": _throughput,
-    "figure_07": _memspec_time,
+    "figure_07": partial(_falling_back, MEMSPEC, MAB_ASYNC),
     "figure_08": _components,
-    "figure_09": _component_time,
+    "figure_09": partial(_falling_back, PREDICTION_ONLY, MEMSPEC),
     "figure_10": _interval,
     "figure_11": _length,
     "figure_12": _capacity,
