@@ -62,6 +62,7 @@ class Runtime:
         self._on_decision = on_decision
         self._counters = RuntimeCounters(self._clock)
         self._condition = threading.Condition()
+        self._describing = threading.Lock()
         self._queue: deque[Generation] = deque()
         self._commands: deque[Callable[[], None]] = deque()
         self._running: Generation | None = None
@@ -206,6 +207,10 @@ class Runtime:
 
     def snapshot(self) -> RuntimeSnapshot:
         """Return the state as of now; never waits for decoding or loading."""
+        with self._describing:
+            return self._snapshot()
+
+    def _snapshot(self) -> RuntimeSnapshot:
         settings, engine, worker = self._settings, self._engine, self._worker
         with self._condition:
             queue_length, running = len(self._queue), self._running is not None
@@ -435,7 +440,8 @@ class Runtime:
 
     def _free(self) -> None:
         """Give up the models and whatever still waits for them."""
-        with self._condition:
+        # Nobody who describes the models may keep them beyond this.
+        with self._describing, self._condition:
             engine, self._engine = self._engine, None
             self._accepting = False
             # One that still runs here was left behind by a thread that ends in the midst of it.

@@ -31,10 +31,10 @@ from memspec_core.models.torch_decoder import TorchDecoder
 from memspec_core.models.weights import WeightReader
 from memspec_core.request import FinishReason, GenerationRequest, GenerationResult
 from memspec_core.residency.cache import DraftCache
-from memspec_core.residency.pressure import PressureLevel
+from memspec_core.residency.pressure import MemoryPressure, PressureLevel
 from memspec_core.runtime import Runtime
 from memspec_core.settings import Settings
-from memspec_core.snapshot import DraftState
+from memspec_core.snapshot import DraftState, MemorySnapshot
 
 SECONDS = 30
 """No test waits so long unless something hangs."""
@@ -147,8 +147,9 @@ class Decoders:
 
         monkeypatch.setattr(Decoder, "__init__", counted)
 
-    def alive(self) -> int:
-        gc.collect()
+    def alive(self, *, collected: bool = True) -> int:
+        if collected:
+            gc.collect()
         return len(self._made)
 
 
@@ -200,6 +201,45 @@ def test_close_frees_everything_and_may_be_called_again(
     assert {draft.state for draft in after.drafts} == {DraftState.STORED}
     assert own_threads() == []
     assert decoders.alive() == 0
+
+
+def test_close_needs_no_search_for_cycles(
+    start: Callable[..., Runtime], decoders: Decoders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = start("itself", "first_layer", resident_capacity=2)
+    answer(runtime, draft="first_layer")
+    monkeypatch.setattr("memspec_core.runtime.return_memory", lambda: None)
+    gc.disable()
+    try:
+        runtime.close()
+        assert decoders.alive(collected=False) == 0
+    finally:
+        gc.enable()
+
+
+def test_close_waits_for_whoever_describes_the_models(
+    start: Callable[..., Runtime], decoders: Decoders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = start("itself")
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slowly(pressure: MemoryPressure, memory: MemorySnapshot) -> MemorySnapshot:
+        begun.set()
+        assert go_on.wait(SECONDS)
+        return memory
+
+    monkeypatch.setattr(MemoryPressure, "describe", slowly)
+    describing = threading.Thread(target=runtime.snapshot)
+    describing.start()
+    assert begun.wait(SECONDS)
+    closing = threading.Thread(target=runtime.close)
+    closing.start()
+    closing.join(0.1)
+    assert closing.is_alive()
+    go_on.set()
+    closing.join(SECONDS)
+    describing.join(SECONDS)
+    assert decoders.alive(collected=False) == 0
 
 
 def test_close_without_a_load(target_folder: Path) -> None:

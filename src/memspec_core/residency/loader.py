@@ -117,6 +117,9 @@ class DraftLoader:
         self._thread.join(self._close_seconds)
         if self._thread.is_alive():
             _LOG.warning("A load does not end; its thread is left behind")
+        # It may know the cache that owns this loader, and with it all models: they would be freed
+        # only when Python next looks for cycles.
+        self._load = _closed
 
     def _begin_thread(self) -> threading.Thread:
         thread = threading.Thread(target=self._run, name="memspec-loader", daemon=True)
@@ -179,6 +182,10 @@ class DraftLoader:
             _LOG.exception("The draft %s could not be loaded", load.name)
             error = f"The draft {load.name} could not be loaded: {failure!r}."
         return FinishedLoad(load.name, self._clock.now() - load.started, draft, error)
+
+
+def _closed(name: str, pace: Pace) -> Draft:
+    raise MemSpecError(f"The draft {name} cannot be loaded: the loader is closed.")
 
 
 def _own_stream(device: torch.device) -> contextlib.AbstractContextManager[object]:
