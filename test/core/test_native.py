@@ -173,6 +173,22 @@ def test_logits_are_near_those_of_torch(checkpoint: Checkpoint) -> None:
     assert float((found - expected).norm() / expected.norm()) < 0.03
 
 
+@pytest.mark.parametrize("count", [1, 2, 7, 70])
+def test_the_largest_logits_are_found_without_writing_them(
+    checkpoint: Checkpoint, count: int
+) -> None:
+    ours, _ = both(checkpoint, "bf16")
+    hidden = ours.forward(tokens(count), new_cache(ours))
+    values, outputs = ours.logits(hidden).max(dim=-1)
+    assert ours.most_probable(hidden) == (outputs.tolist(), values.tolist())
+    assert ours.most_probable(0 * hidden) == ([0] * count, [0.0] * count)
+    hidden[-1, 5] = float("nan")
+    assert [math.isnan(value) for value in ours.most_probable(hidden)[1]] == [
+        *[False] * (count - 1),
+        True,
+    ]
+
+
 def test_many_positions_and_parts(checkpoint: Checkpoint) -> None:
     """More rows than a pass takes, and a context of several chunks."""
     ours, _ = both(checkpoint, "bf16")

@@ -102,6 +102,13 @@ class Layers(ABC):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the head's outputs [n, m] in fp32 for hidden rows [n, hidden]."""
 
+    @abstractmethod
+    def most_probable(self, hidden: torch.Tensor) -> tuple[list[int], list[float]]:
+        """Return the head's largest output for each of n hidden rows [n, hidden], and its value.
+
+        Of equals the first; the value is no number where one of the row's outputs is none.
+        """
+
 
 class Decoder(Layers):
     """A causal decoder over token ids."""

@@ -32,6 +32,11 @@ class _TorchLayers(Layers):
         """Return logits; see `Layers.logits`."""
         return self.head(self._normed(hidden, self.norm)).float()
 
+    def most_probable(self, hidden: torch.Tensor) -> tuple[list[int], list[float]]:
+        """Return the largest outputs and their values; see `Layers.most_probable`."""
+        values, outputs = self.logits(hidden).max(dim=-1)
+        return outputs.tolist(), values.tolist()
+
     def _embedded(self, token_ids: Sequence[int]) -> torch.Tensor:
         """Return the embeddings [n, hidden] of tokens."""
         return self.embedding.rows(torch.tensor(token_ids, device=self.device)).float()

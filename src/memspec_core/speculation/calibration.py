@@ -110,7 +110,7 @@ def _verify(target: Target, rows: int) -> None:
     target.cache.truncate(start)
     if target.cache.length < start:
         target.decoder.forward([0] * (start - target.cache.length), target.cache)
-    target.decoder.logits(target.decoder.forward([0] * rows, target.cache)).argmax(-1).tolist()
+    target.decoder.most_probable(target.decoder.forward([0] * rows, target.cache))
 
 
 def _draw(draft: Draft, target: Target) -> None:

@@ -239,13 +239,11 @@ class Decoding:
             return self._verified_tree(proposal.token_ids, proposal.parents)
         proposed = proposal.token_ids
         unseen = self._context[self._target.cache.length :]
-        hidden = self._feed([*unseen, *proposed])
-        logits = self._target.decoder.logits(hidden[-1 - len(proposed) :])
-        own = self._most_probable(logits)
+        hidden = self._feed([*unseen, *proposed])[-1 - len(proposed) :]
         if self._sampler.greedy:
-            accepted, extra = accept_greedy(proposed, own)
+            accepted, extra = accept_greedy(proposed, self._most_probable(hidden))
         else:
-            p = self._sampler.distribution(logits)
+            p = self._distribution(hidden)
             accepted, extra = accept_sampled(proposed, proposal.probabilities, p, self._sampler)
         return accepted, [*proposed[:accepted], extra]
 
@@ -260,29 +258,38 @@ class Decoding:
         # The context's newest token is the root, so that the tree's places are one higher here.
         start = cache.length
         rows = [-1, *(parent + 1 for parent in parents)]
-        logits = decoder.logits(decoder.forward([newest, *proposed], cache, rows))
-        own = self._most_probable(logits)
+        hidden = decoder.forward([newest, *proposed], cache, rows)
         if self._sampler.greedy:
+            own = self._most_probable(hidden)
             path, extra = accept_tree(proposed, parents, lambda place: own[place + 1])
         else:
-            p = self._sampler.distribution(logits)
+            p = self._distribution(hidden)
             path, extra = accept_tree(
                 proposed, parents, lambda place: self._sampler.draw(p[place + 1])
             )
         decoder.keep(cache, start, [0, *(place + 1 for place in path)])
         return len(path), [*(proposed[place] for place in path), extra]
 
-    def _most_probable(self, logits: torch.Tensor) -> list[int]:
-        """Return the target's own tokens [n]; raises `ModelError` if logits are no numbers."""
-        best = logits.argmax(dim=-1, keepdim=True)  # of a value that is no number if there is one
-        if not math.isfinite(float(logits.gather(-1, best).sum())):
+    def _most_probable(self, hidden: torch.Tensor) -> list[int]:
+        """Return the target's own tokens [n] after hidden rows [n, hidden]."""
+        own, logits = self._target.decoder.most_probable(hidden)
+        self._require_finite(sum(logits))
+        return own
+
+    def _distribution(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return what the target draws its tokens from [n, m] after hidden rows [n, hidden]."""
+        logits = self._target.decoder.logits(hidden)
+        self._require_finite(float(logits.amax(dim=-1).sum()))
+        return self._sampler.distribution(logits)
+
+    def _require_finite(self, logit: float) -> None:
+        """Raise `ModelError` if the target's largest logits, or their sum, are no numbers."""
+        if not math.isfinite(logit):
             self._target.cache.truncate(0)  # its rows are no good either
             raise ModelError(
                 f"The target {self._target.checkpoint.path} computed logits that are no finite "
                 f"numbers, in dtype {self._target.dtype}; check the checkpoint, or take dtype fp32."
             )
-        own: list[int] = best[:, 0].tolist()
-        return own
 
     def _mean_state(self, first: int, end: int) -> Vector | None:
         """Return the mean of the target's states at places of the context, normed for its head."""

@@ -100,6 +100,12 @@ class _NativeLayers(Layers):
         result: torch.Tensor = self._step.logits(hidden.contiguous(), self._threads.count)
         return result
 
+    def most_probable(self, hidden: torch.Tensor) -> tuple[list[int], list[float]]:
+        """Return the largest outputs and their values; see `Layers.most_probable`."""
+        found: tuple[list[int], list[float]]
+        found = self._step.most_probable(hidden.contiguous(), self._threads.count)
+        return found
+
 
 class NativeDecoder(_NativeLayers, Decoder):
     """A decoder that is one call into C++ a pass.

@@ -776,8 +776,7 @@ class Step {
 
   torch::Tensor logits(torch::Tensor hidden, int64_t threads) {
     const int64_t rows = hidden.size(0);
-    TORCH_CHECK(hidden.scalar_type() == torch::kFloat32 && hidden.is_contiguous() &&
-                hidden.size(1) == sizes_.hidden, "the hidden rows have another shape");
+    check_hidden(hidden);
     torch::Tensor result = torch::empty({rows, head_.outputs}, torch::kFloat32);
     float* out = result.mutable_data_ptr<float>();
     reserve_workspaces(threads);
@@ -788,6 +787,39 @@ class Step {
       apply_all(team, index, head_, x, rows, out);
     });
     return result;
+  }
+
+  // The output with the largest logit after each hidden row, of equals the first, and that logit;
+  // it is no number where one of the row's logits is none.
+  std::pair<std::vector<int64_t>, std::vector<double>> most_probable(torch::Tensor hidden,
+                                                                     int64_t threads) {
+    const int64_t rows = hidden.size(0);
+    check_hidden(hidden);
+    std::vector<Largest> found(threads * rows);
+    reserve_workspaces(threads);
+    Team::run(threads, [&](Team& team, int64_t thread) {
+      Workspace& own = workspaces_[thread];
+      own.x.resize(rows, sizes_.hidden);
+      set_normed(own.x, hidden.const_data_ptr<float>(), rows, norm_, head_);
+      Lanes* lanes = own.lanes.reserve(rows);
+      std::fill(lanes, lanes + rows, Lanes{});
+      team.share(thread, head_.tiles(), [&](int64_t tile) {
+        apply(head_, tile, own.x, rows,
+              [&](int64_t row, __m512 y) { lanes[row].add(static_cast<int>(tile), y); });
+      });
+      for (int64_t row = 0; row < rows; ++row) found[thread * rows + row] = lanes[row].largest();
+    });
+    std::vector<int64_t> outputs(rows);
+    std::vector<double> values(rows);
+    for (int64_t row = 0; row < rows; ++row) {
+      Largest best = found[row];
+      for (int64_t thread = 1; thread < threads; ++thread) {
+        best = Largest::of(best, found[thread * rows + row]);
+      }
+      outputs[row] = best.index;
+      values[row] = best.value;
+    }
+    return {outputs, values};
   }
 
   // The mean of the last tap's features of the positions from `first` to before `end`.
@@ -822,10 +854,50 @@ class Step {
     std::vector<int64_t> layers;
   };
 
+  // An output and its value.
+  struct Largest {
+    float value = -std::numeric_limits<float>::infinity();
+    int64_t index = 0;
+
+    // The larger one, of equals the first; one without a number before all others.
+    static Largest of(const Largest& one, const Largest& other) {
+      if (std::isnan(one.value)) return one;
+      if (std::isnan(other.value) || other.value > one.value) return other;
+      return other.value == one.value && other.index < one.index ? other : one;
+    }
+  };
+
+  // The largest value that each of the 16 lanes of tiles has seen, in turn, and its tile.
+  struct Lanes {
+    __m512 values = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
+    __m512 nothing = _mm512_setzero_ps();  // 0, or no number as soon as a value is none
+    __m512i tiles = _mm512_setzero_si512();
+
+    void add(int tile, __m512 y) {
+      const __mmask16 more = _mm512_cmp_ps_mask(y, values, _CMP_GT_OQ);
+      values = _mm512_mask_mov_ps(values, more, y);
+      tiles = _mm512_mask_set1_epi32(tiles, more, tile);
+      nothing = _mm512_fmadd_ps(y, _mm512_setzero_ps(), nothing);
+    }
+
+    Largest largest() const {
+      alignas(64) float value[kTile];
+      alignas(64) int32_t tile[kTile];
+      _mm512_store_ps(value, _mm512_add_ps(values, nothing));
+      _mm512_store_si512(tile, tiles);
+      Largest best;
+      for (int64_t lane = 0; lane < kTile; ++lane) {
+        best = Largest::of(best, {value[lane], tile[lane] * kTile + lane});
+      }
+      return best;
+    }
+  };
+
   // What a thread has for itself.
   struct Workspace {
     Activations x;
     Buffer<uint16_t> keys, values;  // of a chunk, as a row of a tree sees it
+    Buffer<Lanes> lanes;            // of the rows whose largest logits are sought
   };
 
   void reserve_workspaces(int64_t threads) {
@@ -847,6 +919,12 @@ class Step {
     for (const int64_t token : tokens) {
       TORCH_CHECK(token >= 0 && token < embedding_.outputs, "there is no token ", token);
     }
+  }
+
+  void check_hidden(const torch::Tensor& hidden) const {
+    TORCH_CHECK(hidden.scalar_type() == torch::kFloat32 && hidden.is_contiguous() &&
+                hidden.dim() == 2 && hidden.size(1) == sizes_.hidden,
+                "the hidden rows have another shape");
   }
 
   static void check_features(const torch::Tensor& features, int64_t width, int64_t positions) {
@@ -1337,7 +1415,7 @@ class FeatureStep : public Step {
       for (int64_t i = 0;; ++i) {
         const Pass& p = passes[i];
         const float* state = p.hidden + (p.rows - 1) * sizes_.hidden;
-        const Best best = most_probable(team, thread, state);
+        const Best best = surest(team, thread, state);
         probability /= best.total;
         if (probability < least) break;
         const int64_t token = head_tokens_.empty() ? best.index : head_tokens_[best.index];
@@ -1420,7 +1498,7 @@ class FeatureStep : public Step {
   }
 
   // The output with the largest logit after a hidden row; of equals the first. All threads get it.
-  Best most_probable(Team& team, int64_t thread, const float* hidden) {
+  Best surest(Team& team, int64_t thread, const float* hidden) {
     Activations& x = workspaces_[thread].x;
     x.resize(1, sizes_.hidden);
     set_normed(x, hidden, 1, norm_, head_);
@@ -1505,7 +1583,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
                     std::vector<double>>())
       .def("forward", &Step::forward, release())
       .def("mean_state", &Step::mean_state, release())
-      .def("logits", &Step::logits, release());
+      .def("logits", &Step::logits, release())
+      .def("most_probable", &Step::most_probable, release());
   py::class_<FeatureStep, Step>(module, "FeatureStep")
       .def(py::init<Sizes, std::vector<Layer>, Linear, torch::Tensor, Linear, std::vector<double>,
                     Linear, Linear, torch::Tensor, std::vector<int64_t>>())
