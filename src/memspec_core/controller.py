@@ -115,7 +115,7 @@ class Controller:
         choice = utility.net(ranking) if utility else ranking
         self._cache.count_demand(ranking.best)
         watch.lap(PREDICTION)
-        if strategy.waits or (settings.initial_wait and not context.place):
+        if strategy.waits or (not context.place and self._waits_at_first(strategy, settings)):
             self._wait_for(ranking, strategy)
             watch.lap(LOAD_WAIT)
         active = self._cache.best_resident(choice)
@@ -145,6 +145,10 @@ class Controller:
             return active
         better = active is None or choice.scores[best] > choice.scores.get(active, 0.0)
         return best if better else active
+
+    def _waits_at_first(self, strategy: Strategy, settings: Settings) -> bool:
+        """Whether an answer waits for its first draft: decoding goes on with a resident one."""
+        return settings.initial_wait and (strategy.insists or not self._cache.residents)
 
     def _wait_for(self, ranking: Ranking, strategy: Strategy) -> None:
         """Load the best draft and wait for it; the next best where it cannot be loaded."""

@@ -127,8 +127,8 @@ PARAMETERS: tuple[Parameter, ...] = (
     Parameter(
         "initial_wait",
         True,
-        "Whether a goal waits for its first draft's load; otherwise it begins with a draft that is "
-        "resident, or plainly.",
+        "Whether a goal that finds no draft resident waits for its first one's load; otherwise it "
+        "begins plainly. With a resident draft no goal waits, but one that names another.",
     ),
     Parameter(
         "bandit_exploration",

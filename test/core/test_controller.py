@@ -118,6 +118,21 @@ def plain(target: Target) -> list[int]:
     return ids_of(decode(target, PROMPT, max_new_tokens=60))
 
 
+def test_only_an_answer_that_finds_no_draft_waits_for_one(desk: Desk) -> None:
+    list(desk.run(Turning(("other",)), 8))
+    assert list(desk.cache.residents) == ["other"]
+
+    first = next(desk.run(Turning(("itself", "other"))))
+    assert (first.draft, first.wanted, first.fallback) == ("other", "itself", True)
+    assert desk.cache.loading == ("itself",)
+
+
+def test_an_answer_that_names_its_draft_waits_for_it(desk: Desk) -> None:
+    list(desk.run(Turning(("other",)), 8))
+    first = next(desk.run(StaticStrategy("itself")))
+    assert (first.draft, first.fallback) == ("itself", False)
+
+
 @pytest.mark.parametrize("interval", [1, 2, 4])
 @pytest.mark.parametrize("capacity", [1, 2, 3])
 def test_the_answer_is_the_targets_own_whatever_is_resident(

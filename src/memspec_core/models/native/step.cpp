@@ -142,7 +142,7 @@ class Team {
   }
 
  private:
-  static constexpr int kSpins = 1000, kYields = 500;
+  static constexpr int kSpins = 1000, kYields = 3000;
   static inline std::mutex mutex_;
   static inline std::unique_ptr<Team> team_;
 
