@@ -37,6 +37,7 @@
 
 namespace {
 
+constexpr int64_t kPage = 4096;
 constexpr int64_t kTile = 16;        // outputs of a tile
 constexpr int64_t kBlock = 32;       // inputs of a block
 constexpr int64_t kChunk = 64;       // positions of the context that are attended to together
@@ -79,20 +80,38 @@ inline __m512 silu(__m512 x) {
 
 // --- threads -------------------------------------------------------------------------------------
 
+// Memory that is likely to be read next.
+struct Soon {
+  struct Part {
+    const char* begin;
+    int64_t bytes;
+  };
+
+  void add(const void* begin, int64_t bytes) {
+    if (count < kMost) parts[count++] = {static_cast<const char*>(begin), bytes};
+  }
+
+  static constexpr int64_t kMost = 16;
+  std::array<Part, kMost> parts;
+  int64_t count = 0;
+};
+
 // Threads that run a function together. They wait for the next one, and for each other, by
 // spinning for a while and then asleep: the threads of a pass meet some 150 times, too often to
 // sleep each time. (GCC's OpenMP does, as soon as a process has more threads of its teams than
 // there are CPUs, whatever they do.) Where something else runs on the CPUs too, two of them may
-// have to share one: soon a thread that spins lets others run.
+// have to share one: soon a thread that spins lets others run. Before it spins it asks for memory
+// that will be read soon, while the caller is at other things; a request for memory that was freed
+// does no harm.
 class Team {
  public:
   // Run function(team, index) on `threads` threads, of which the caller is number 0. The process
   // has one team: passes of different decoders follow each other.
   template <class Function>
-  static void run(int64_t threads, const Function& function) {
+  static void run(int64_t threads, const Function& function, const Soon& soon = {}) {
     if (threads == 1) {  // which nobody has to wait for
       Team alone(1);
-      alone.start(function);
+      alone.start(function, soon);
       return;
     }
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -100,7 +119,7 @@ class Team {
       team_.reset();
       team_ = std::make_unique<Team>(threads);
     }
-    team_->start(function);
+    team_->start(function, soon);
   }
 
   explicit Team(int64_t threads) : threads_(threads) {
@@ -147,11 +166,12 @@ class Team {
   static inline std::unique_ptr<Team> team_;
 
   template <class Function>
-  void start(const Function& function) {
+  void start(const Function& function, const Soon& soon) {
     call_ = [](const void* f, Team& team, int64_t index) {
       (*static_cast<const Function*>(f))(team, index);
     };
     function_ = &function;
+    soon_ = soon;
     ++round_;
     round_.notify_all();
     function(*this, 0);
@@ -163,7 +183,25 @@ class Team {
       wait_while(round_, round);
       if (call_ == nullptr) return;
       call_(function_, *this, index);
+      const Soon soon = soon_;  // of this round; after the meeting it may be the next one's
       meet();
+      ask_for(soon, index, round + 1);
+    }
+  }
+
+  // Bring memory into the caches until the round changes: first what thread `index` will read of
+  // weights that are shared out in equal parts, then, by thread 1, what the caller will.
+  void ask_for(const Soon& soon, int64_t index, uint32_t round) {
+    for (const int64_t thread : {index, int64_t{0}}) {
+      if (thread == 0 && index > 1) return;
+      for (int64_t part = 0; part < soon.count; ++part) {
+        const auto [begin, bytes] = soon.parts[part];
+        const int64_t end = bytes * (thread + 1) / threads_;
+        for (int64_t at = bytes * thread / threads_; at < end; at += 64) {
+          if (at % kPage < 64 && round_.load() != round) return;
+          _mm_prefetch(begin + at, _MM_HINT_T1);
+        }
+      }
     }
   }
 
@@ -183,6 +221,7 @@ class Team {
   std::vector<std::thread> helpers_;
   void (*call_)(const void*, Team&, int64_t) = nullptr;
   const void* function_ = nullptr;
+  Soon soon_;
   std::atomic<uint32_t> round_{0}, meetings_{0};
   std::atomic<int64_t> arrived_{0};
 };
@@ -362,12 +401,22 @@ inline void add_block(const Weights& weights, const int32_t* x, const float* sca
   }
 }
 
+// Ask for the weights that come a page after those at p: the processor's own read-ahead ends with
+// each page, and gets going slowly. (Measured: 7 % of a pass of one row, 10 % of one of six.)
+template <int64_t Bytes>
+inline void read_ahead(const uint8_t* p) {
+  for (int64_t line = 0; line < Bytes; line += 64) {
+    _mm_prefetch(reinterpret_cast<const char*>(p + kPage + line), _MM_HINT_T0);
+  }
+}
+
 template <int R>
 inline void int4_tile(const uint8_t* p, const Linear& linear, const int32_t* x,
                       const float* scales, const float* sums, __m512 (&y)[R]) {
   const __m512i half = _mm512_set1_epi8(15);
   for (int64_t g = linear.groups(); g > 0; --g) {
     const __m512 scale = from_half(p), minimum = from_half(p + 32);
+    read_ahead<64>(p);
     p += 64;
     __m512 dot[R];
     float sum[R];
@@ -377,6 +426,7 @@ inline void int4_tile(const uint8_t* p, const Linear& linear, const int32_t* x,
     }
     for (int64_t b = linear.group_blocks; b > 0; --b) {
       __m512i bytes;
+      read_ahead<256>(p);
       add_block<R>(
           [&](int j) {
             if (j % 2 == 0) bytes = _mm512_loadu_si512(p + 32 * j);
@@ -402,6 +452,7 @@ inline void int8_tile(const uint8_t* p, const Linear& linear, const int32_t* x,
     __m512 dot[R];
     for (int r = 0; r < R; ++r) dot[r] = _mm512_setzero_ps();
     for (int64_t b = linear.group_blocks; b > 0; --b) {
+      read_ahead<512>(p);
       add_block<R>([&](int j) { return _mm512_loadu_si512(p + 64 * j); }, x, scales, dot);
       for (int r = 0; r < R; ++r) {
         dot[r] = _mm512_sub_ps(dot[r], _mm512_set1_ps(128.0f * sums[r]));
@@ -416,6 +467,7 @@ template <int R>
 inline void bf16_tile(const uint8_t* p, const Linear& linear, const int32_t* x,
                       __m512 (&y)[R]) {
   for (int64_t g = linear.groups(); g > 0; --g, p += 1024, x += 16 * R) {
+    read_ahead<1024>(p);
 #pragma GCC unroll 16
     for (int j = 0; j < 16; ++j) {
       const __m512bh pairs = (__m512bh)_mm512_loadu_si512(p + 64 * j);
@@ -434,6 +486,7 @@ inline void fp16_tile(const uint8_t* p, const Linear& linear, const int32_t* x,
     return _mm512_castsi512_ps(_mm512_set1_epi32(bits));
   };
   for (int64_t g = linear.groups(); g > 0; --g, p += 1024, x += 16 * R) {
+    read_ahead<1024>(p);
 #pragma GCC unroll 16
     for (int j = 0; j < 16; ++j) {
       const __m512 first = from_half(p + 64 * j), second = from_half(p + 64 * j + 32);
@@ -790,7 +843,8 @@ class Step {
   }
 
   // The output with the largest logit after each hidden row, of equals the first, and that logit;
-  // it is no number where one of the row's logits is none.
+  // it is no number where one of the row's logits is none. An iteration ends with it: the next is
+  // likely to begin with the draft that this one began with.
   std::pair<std::vector<int64_t>, std::vector<double>> most_probable(torch::Tensor hidden,
                                                                      int64_t threads) {
     const int64_t rows = hidden.size(0);
@@ -808,7 +862,8 @@ class Step {
               [&](int64_t row, __m512 y) { lanes[row].add(static_cast<int>(tile), y); });
       });
       for (int64_t row = 0; row < rows; ++row) found[thread * rows + row] = lanes[row].largest();
-    });
+    }, drafted_);
+    drafted_ = {};
     std::vector<int64_t> outputs(rows);
     std::vector<double> values(rows);
     for (int64_t row = 0; row < rows; ++row) {
@@ -1317,6 +1372,9 @@ class Step {
     }
   }
 
+  // What a draft read that has proposed in this thread since the last iteration's end.
+  static inline thread_local Soon drafted_;
+
   Sizes sizes_;
   std::vector<Layer> layers_;
   Linear embedding_;
@@ -1406,6 +1464,7 @@ class FeatureStep : public Step {
     float* fused = fused_.reserve(last * sizes_.hidden);
     for (int64_t i = 1; i < count; ++i) passes.push_back(next_pass(passes.back(), shapes[i]));
     best_.assign(threads, Best{});
+    drafted_ = weights();
     std::vector<int64_t> proposed;
     proposed.reserve(count);
     int64_t fed = 0;
@@ -1436,6 +1495,21 @@ class FeatureStep : public Step {
     int64_t index;
     double total;
   };
+
+  // In the order in which a step reads them.
+  Soon weights() const {
+    Soon soon;
+    const auto add = [&](const Linear& linear) { soon.add(linear.tile(0), linear.packed.numel()); };
+    add(fuse_features_);
+    add(fuse_input_);
+    for (const Layer& layer : layers_) {
+      for (const Linear* linear : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down}) {
+        add(*linear);
+      }
+    }
+    add(head_);
+    return soon;
+  }
 
   void check_fed(const std::vector<int64_t>& tokens, const torch::Tensor& features,
                  const torch::Tensor& cache, int64_t start) const {
