@@ -1,5 +1,7 @@
 """The lookup: what followed the context's last tokens before, whatever was rolled back."""
 
+from unittest import mock
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -92,15 +94,17 @@ tokens = st.lists(st.integers(0, 2), max_size=12)
     turns=st.lists(st.tuples(st.integers(0, 30), tokens, st.booleans()), max_size=12),
     sizes=st.sampled_from([(4, 2), (3, 1), (2, 2), (5, 3), (1, 1)]),
     length=st.integers(1, 5),
+    many=st.sampled_from([0, 4, 100]),
 )
 def test_any_course_is_that_of_a_fresh_search(
-    turns: list[tuple[int, list[int], bool]], sizes: tuple[int, int], length: int
+    turns: list[tuple[int, list[int], bool]], sizes: tuple[int, int], length: int, many: int
 ) -> None:
     """Contexts that grow, shrink and fork, whether or not the lookup is told before."""
     lookup = NgramLookup(*sizes)
     context: list[int] = []
-    for kept, more, told in turns:
-        context = context[:kept] + more
-        if told:
-            lookup.rollback(kept)
-        assert lookup.propose(context, length, GREEDY) == searched(context, length, *sizes)
+    with mock.patch("memspec_core.speculation.lookup.MANY_TOKENS", many):
+        for kept, more, told in turns:
+            context = context[:kept] + more
+            if told:
+                lookup.rollback(kept)
+            assert lookup.propose(context, length, GREEDY) == searched(context, length, *sizes)

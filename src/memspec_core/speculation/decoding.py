@@ -127,12 +127,14 @@ class Decoding:
         return self._mean_state(max(self._prompt_tokens - 1, end - count), end)
 
     def read_prompt(self) -> None:
-        """Feed all of the prompt but its last token to the target."""
+        """Feed all of the prompt but its last token to the target, and have the lookup read it."""
         last = self._prompt_tokens - 1
         for first in range(self._target.cache.length, last, PROMPT_ROWS):
             if self._interruption() is not None:
                 return
             self._feed(self._context[first : min(first + PROMPT_ROWS, last)])
+        if self._lookup is not None:
+            self._lookup.read(self._context)
 
     def catch_up(self, draft: Draft) -> None:
         """Have a draft that pays read what it has not seen of the context."""

@@ -7,6 +7,9 @@ from memspec_core.request import LOOKUP
 from memspec_core.speculation.proposal import Proposal
 from memspec_core.speculation.sampling import Sampler
 
+MANY_TOKENS = 32
+"""New tokens that are indexed at once, as those of a prompt."""
+
 
 class NgramLookup:
     """Proposes what followed the latest earlier occurrence of the context's last tokens.
@@ -29,8 +32,10 @@ class NgramLookup:
         self._sizes = range(longest, shortest - 1, -1)
         self._tokens: list[int] = []
         # Where the latest occurrence of each n-gram ends, if a token follows it there; and for
-        # each token which entries it replaced, so that rolling back brings them back.
+        # each token behind those that were indexed at once, which entries it replaced, so that
+        # rolling back brings them back.
         self._latest: dict[tuple[int, ...], int] = {}
+        self._at_once = 0
         self._replaced: list[tuple[int | None, ...]] = []
 
     def propose(self, context: Sequence[int], length: int, sampler: Sampler) -> Proposal:
@@ -57,6 +62,8 @@ class NgramLookup:
 
     def rollback(self, length: int) -> None:
         """Forget everything after the first `length` tokens of the context."""
+        if length < self._at_once:
+            self._index(self._tokens[:length])
         while len(self._tokens) > length:
             self._tokens.pop()
             for ngram, earlier in zip(self._ngrams(), self._replaced.pop(), strict=True):
@@ -68,9 +75,21 @@ class NgramLookup:
     def _catch_up(self, context: Sequence[int]) -> None:
         """Take in what is new; a context that goes on differently is unlearned to the fork."""
         known = self.known(context)
+        if known < self._at_once or len(context) - known > MANY_TOKENS:
+            self._index(context)
+            return
         self.rollback(known)
         for token in context[known:]:
             self._append(token)
+
+    def _index(self, token_ids: Sequence[int]) -> None:
+        """Take in these tokens alone, all at once, which takes a tenth of one after the other."""
+        self._tokens, self._replaced, self._latest = list(token_ids), [], {}
+        self._at_once = len(self._tokens)
+        for size in self._sizes:
+            ngrams = zip(*(self._tokens[first:] for first in range(size)), strict=False)
+            ends = range(size, self._at_once)
+            self._latest.update(zip(ngrams, ends, strict=False))
 
     def _append(self, token: int) -> None:
         ngrams = self._ngrams()
