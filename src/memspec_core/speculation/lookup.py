@@ -83,7 +83,7 @@ class NgramLookup:
             self._append(token)
 
     def _index(self, token_ids: Sequence[int]) -> None:
-        """Take in these tokens alone, all at once, which takes a tenth of one after the other."""
+        """Take in these tokens alone, all at once, which takes a third of one after the other."""
         self._tokens, self._replaced, self._latest = list(token_ids), [], {}
         self._at_once = len(self._tokens)
         for size in self._sizes:
