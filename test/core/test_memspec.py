@@ -31,7 +31,7 @@ def on_code(place: int = 1) -> Context:
 
 def memspec(head: RankingHead | None = None, observation: bool = False) -> MemSpec:
     head = head or make_head()
-    return MemSpec(NAMES, head.plan, Predictor(head, observation=observation, length=3))
+    return MemSpec(NAMES, Predictor(head, observation=observation, length=3))
 
 
 def test_drafts_are_ranked_as_the_predictor_scores_them() -> None:
@@ -58,7 +58,7 @@ def test_without_states_or_with_broken_ones_all_drafts_count_alike(
 
 
 def test_without_a_predictor_all_drafts_count_alike() -> None:
-    strategy = MemSpec(NAMES, None, None)
+    strategy = MemSpec(NAMES, None)
     strategy.observe(iteration("code", 3, 3))
     assert strategy.rank(on_code()).order == NAMES
     assert MemSpec((), None, None).rank(on_code()).best is None

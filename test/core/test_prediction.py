@@ -99,15 +99,38 @@ def test_forms_of_context() -> None:
 # Head
 
 
+def scores(vector: np.ndarray, recent: np.ndarray | None = None) -> dict[str, float]:
+    return Predictor(make_head(), observation=False, length=3).scores(vector, recent)
+
+
 def test_probabilities_are_the_softmax_of_a_linear_map() -> None:
     vector = array(0.5, -1, 7)
     expected = torch.softmax(torch.tensor([0.5, -1.0]), 0).tolist()
-    assert list(make_head().scores(vector)) == ["code", "math"]
-    assert list(make_head().scores(vector).values()) == pytest.approx(expected)
+    assert list(scores(vector)) == ["code", "math"]
+    assert list(scores(vector).values()) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("form", [PROMPT, RECENT, BOTH])
+def test_a_head_after_its_prompt_gives_what_the_whole_one_does(form: str) -> None:
+    plan = replace(PLAN, inputs=form)
+    weight = np.random.default_rng(0).normal(size=(2, plan.input_size)).astype(np.float32)
+    head = replace(make_head(), plan=plan, weight=weight, bias=array(1, -2))
+    predictor = Predictor(head, observation=False, length=3)
+    prompt = array(0.5, -1, 7)
+    for recent in (None, array(2, 0, 1), array(-3, 4, 0.5)):
+        expected = head.logits(context_vector(form, prompt, recent))
+        np.testing.assert_allclose(predictor.logits(prompt, recent), expected, rtol=1e-5)
+
+
+def test_a_prompt_of_another_size_is_refused() -> None:
+    weight = np.zeros((2, 6), np.float32)
+    head = replace(make_head(), plan=replace(PLAN, inputs=BOTH), weight=weight)
+    with pytest.raises(PredictorError, match="reads 3 numbers"):
+        Predictor(head, observation=False, length=3).scores(array(1, 2), array(1, 2, 3))
 
 
 def test_large_logits_do_not_overflow() -> None:
-    assert make_head().probabilities(array(1e30, 0, 0)) == [1.0, 0.0]
+    assert list(scores(array(1e30, 0, 0)).values()) == [1.0, 0.0]
 
 
 def test_expected_acceptance_mixes_the_labels() -> None:
@@ -119,12 +142,12 @@ def test_expected_acceptance_mixes_the_labels() -> None:
 @pytest.mark.parametrize("vector", [array(1, 2), array(1, 2, 3, 4), array([1, 2, 3])])
 def test_a_context_of_another_size_is_refused(vector: np.ndarray) -> None:
     with pytest.raises(PredictorError, match="reads 3 numbers"):
-        make_head().scores(vector)
+        scores(vector)
 
 
 def test_a_context_that_is_not_finite_is_refused() -> None:
     with pytest.raises(PredictorError, match="not finite"):
-        make_head().scores(array(np.nan, 0, 0))
+        scores(array(np.nan, 0, 0))
 
 
 def test_a_saved_head_is_the_same(tmp_path: Path) -> None:
@@ -307,16 +330,16 @@ def test_a_predictor_without_observation_is_the_head() -> None:
     predictor = Predictor(make_head(), observation=False, length=3)
     predictor.observe("code", 3, 0)
     vector = array(1, 0, 0)
-    assert predictor.scores(vector) == make_head().scores(vector)
+    assert predictor.scores(vector, None) == scores(vector)
 
 
 def test_a_predictor_with_observation_turns_away_from_what_fails() -> None:
     predictor = Predictor(make_head(), observation=True, length=3)
     vector = array(3, 0, 0)
-    first = predictor.scores(vector)
+    first = predictor.scores(vector, None)
     assert first["code"] > first["math"]
     for _ in range(200):
         predictor.observe("code", 3, 0)
-    later = predictor.scores(vector)
+    later = predictor.scores(vector, None)
     assert later["code"] < later["math"]
     assert later["math"] < first["math"]  # the text seems to be hard

@@ -43,7 +43,7 @@ from memspec_core.prediction.predictor import Predictor
 from memspec_core.request import FinishReason
 from memspec_core.strategies import Context, Ranking, StaticStrategy
 from memspec_core.strategies.planning import plan as best_schedule
-from memspec_core.training.contexts import StateEncoder, vector_at
+from memspec_core.training.contexts import StateEncoder, context_at
 
 SECONDS = Profile(
     name="seconds",
@@ -506,9 +506,7 @@ def test_the_predictor_of_generated_traces_is_as_good_as_the_papers() -> None:
 
     def ranker(prompt: TracedPrompt) -> PredictorRanker:
         predictor = Predictor(head, observation=False, length=4)
-        return PredictorRanker(
-            predictor, DRAFTS, lambda place: vector_at(encoder, prompt, "both", place)
-        )
+        return PredictorRanker(predictor, DRAFTS, lambda place: context_at(encoder, prompt, place))
 
     points = [p for t in trace.prompts for p in follow(t, schedule, ranker(t)).points]
     assert np.mean([point.first for point in points]) == pytest.approx(0.716, abs=0.04)

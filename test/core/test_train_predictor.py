@@ -38,7 +38,8 @@ from memspec_core.measurement.trace import (
 )
 from memspec_core.models.target import Target
 from memspec_core.prediction.head import load_head
-from memspec_core.training.contexts import StateEncoder, TextEncoder, vector_at
+from memspec_core.prediction.predictor import Predictor
+from memspec_core.training.contexts import StateEncoder, TextEncoder, context_at, vector_at
 from memspec_core.training.predictor import (
     HELD_OUT,
     OBSERVED,
@@ -224,8 +225,9 @@ def test_what_is_written_is_what_was_judged(
     card = head.plan.card
     chosen = report["sets"][HELD_OUT]["rows"]["both, domain"]["first"]
     assert card["figures"][HELD_OUT]["both, domain"]["first"] == list(chosen)
-    vector = vector_at(StateEncoder(prompts), prompts[1], "both", 20)
-    assert max(head.scores(vector).items(), key=lambda i: i[1])[0] == "math"
+    context = context_at(StateEncoder(prompts), prompts[1], 20)
+    found = Predictor(head, observation=False, length=3).scores(*context)
+    assert max(found.items(), key=lambda i: i[1])[0] == "math"
     assert np.allclose(np.diag(head.acceptance), 1.0)
     assert np.allclose(head.acceptance.sum(), 3.0)
 

@@ -47,15 +47,19 @@ class PredictorRanker:
     """Ranks with a predictor over a traced answer's contexts."""
 
     def __init__(
-        self, predictor: Predictor, drafts: Sequence[str], vector: Callable[[int], Vector]
+        self,
+        predictor: Predictor,
+        drafts: Sequence[str],
+        context: Callable[[int], tuple[Vector, Vector | None]],
     ) -> None:
+        """`context`: gives the prompt's vector, and the recent one at a place."""
         self._predictor = predictor
         self._drafts = drafts
-        self._vector = vector
+        self._context = context
 
     def scores(self, place: int) -> Scores:
         """Score every draft at a scheduling point."""
-        found = self._predictor.scores(self._vector(place))
+        found = self._predictor.scores(*self._context(place))
         return np.array([found[draft] for draft in self._drafts])
 
     def observe(self, draft: int, proposed: int, accepted: int) -> None:

@@ -26,7 +26,8 @@ from memspec_core.measurement.trace import (
 from memspec_core.models.places import PREDICTOR
 from memspec_core.prediction.context import RECENT
 from memspec_core.prediction.head import HIDDEN_STATES, RankingHead, load_head, save_head
-from memspec_core.training.contexts import Encoder, StateEncoder, vector_at
+from memspec_core.prediction.predictor import Predictor
+from memspec_core.training.contexts import Encoder, StateEncoder, context_at
 
 Numbers = npt.NDArray[np.float32]
 
@@ -76,10 +77,8 @@ def read_trace_and_head(
 
 def _reduced(prompt: TracedPrompt, head: RankingHead, encoder: Encoder) -> TracedPrompt:
     count = len(prompt.token_ids)
-    rows = [
-        head.logits(vector_at(encoder, prompt, head.plan.inputs, place))
-        for place in range(count + 1)
-    ]
+    predictor = Predictor(head, observation=False, length=1)
+    rows = [predictor.logits(*context_at(encoder, prompt, place)) for place in range(count + 1)]
     numbers: Numbers = np.stack(rows)
     return replace(
         prompt,

@@ -8,7 +8,7 @@ import json
 import math
 import operator
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -21,7 +21,7 @@ from safetensors.numpy import load, save
 
 from memspec_core.errors import PredictorError
 from memspec_core.files import whole_folder
-from memspec_core.prediction.context import BOTH, FORMS, Vector
+from memspec_core.prediction.context import BOTH, FORMS, RECENT, Vector
 
 MANIFEST = "predictor.json"
 WEIGHTS = "predictor.safetensors"
@@ -90,29 +90,33 @@ class RankingHead:
             if not np.isfinite(values).all():
                 raise PredictorError(f"{name} holds values that are not finite.")
 
+    def after(self, prompt: Vector) -> "RankingHead":
+        """Return the head that is left once a prompt [hidden] is known.
+
+        Where this one reads the prompt beside what is recent, that one reads the latter alone: the
+        prompt's share, which stays the same for an answer, is in its bias. Raises `PredictorError`
+        for a prompt that does not fit.
+        """
+        if self.plan.inputs != BOTH:
+            return self
+        size = self.plan.hidden_size
+        self._require_size(prompt, size)
+        return RankingHead(
+            replace(self.plan, inputs=RECENT),
+            np.ascontiguousarray(self.weight[:, size:]),
+            self.weight[:, :size] @ prompt + self.bias,
+            self.acceptance,
+        )
+
     def logits(self, vector: Vector) -> Vector:
         """Return what the softmax is of [d]; raises `PredictorError` for what does not fit."""
-        if vector.shape != (self.plan.input_size,):
-            raise PredictorError(
-                f"The predictor reads {self.plan.input_size} numbers, not {vector.shape}."
-            )
+        self._require_size(vector, self.plan.input_size)
         values: Vector = self.weight @ vector + self.bias
         return values
 
-    def probabilities(self, vector: Vector) -> list[float]:
-        """Return p(draft) [d] for a context; raises `PredictorError` for one that does not fit."""
-        # A few numbers from here on: for them Python is quicker than calls of numpy.
-        logits = self.logits(vector).tolist()
-        if not all(map(math.isfinite, logits)):
-            raise PredictorError("The predictor was given values that are not finite.")
-        top = max(logits)
-        raised = [math.exp(logit - top) for logit in logits]
-        total = sum(raised)
-        return [value / total for value in raised]
-
-    def scores(self, vector: Vector) -> dict[str, float]:
-        """Return p(draft) by name."""
-        return dict(zip(self.plan.drafts, self.probabilities(vector), strict=True))
+    def _require_size(self, vector: Vector, size: int) -> None:
+        if vector.shape != (size,):
+            raise PredictorError(f"The predictor reads {size} numbers, not {vector.shape}.")
 
     @cached_property
     def priors(self) -> dict[str, list[float]]:
@@ -125,6 +129,18 @@ class RankingHead:
             draft: sum(map(operator.mul, probabilities, priors))
             for draft, priors in self.priors.items()
         }
+
+
+def softmax(logits: Vector) -> list[float]:
+    """Return probabilities [d] of logits [d]; raises `PredictorError` where one is not finite."""
+    # For a few numbers Python is quicker than calls of numpy.
+    values = logits.tolist()
+    if not all(map(math.isfinite, values)):
+        raise PredictorError("The predictor was given values that are not finite.")
+    top = max(values)
+    raised = [math.exp(value - top) for value in values]
+    total = sum(raised)
+    return [value / total for value in raised]
 
 
 def save_head(head: RankingHead, folder: Path) -> None:

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from memspec_core.prediction.context import Vector
-from memspec_core.prediction.head import RankingHead
+from memspec_core.prediction.context import PROMPT, Vector
+from memspec_core.prediction.head import RankingHead, softmax
 from memspec_core.prediction.observation import ObservedAcceptance
 
 
@@ -27,26 +27,43 @@ class Predictor:
 
     def __init__(self, head: RankingHead, *, observation: bool, length: int) -> None:
         self._head = head
+        self._head_after_prompt: RankingHead | None = None
         self._observed = ObservedAcceptance(head.plan.drafts, length) if observation else None
+
+    @property
+    def positions(self) -> int:
+        """How many states count as recent."""
+        return self._head.plan.positions
 
     def observe(self, draft: str, proposed: int, accepted: int) -> None:
         """See what became of a draft's proposals."""
         if self._observed is not None:
             self._observed.saw(draft, proposed, accepted)
 
-    def scores(self, vector: Vector) -> dict[str, float]:
-        """Score every draft at a scheduling point; raises `PredictorError` for a wrong input."""
-        return self.foresee(vector).scores
+    def scores(self, prompt: Vector, recent: Vector | None) -> dict[str, float]:
+        """Score every draft at a scheduling point; see `foresee`."""
+        return self.foresee(prompt, recent).scores
 
-    def foresee(self, vector: Vector) -> Foresight:
-        """Score every draft, and say what else may come; raises as `scores` does."""
+    def foresee(self, prompt: Vector, recent: Vector | None) -> Foresight:
+        """Score every draft, and say what else may come.
+
+        `prompt` [hidden] is that of the generation; where nothing is `recent` [hidden], it stands
+        for it. Raises `PredictorError` for what does not fit.
+        """
         drafts = self._head.plan.drafts
-        probabilities = self._head.probabilities(vector)
+        probabilities = softmax(self.logits(prompt, recent))
         if self._observed is None:
             return Foresight(dict(zip(drafts, probabilities, strict=True)))
         self._observed.next_interval()
         scores = self._observed.scores(self._head.expected_acceptance(probabilities))
         return Foresight(scores, probabilities)
+
+    def logits(self, prompt: Vector, recent: Vector | None) -> Vector:
+        """Return what the probabilities [d] are the softmax of; see `foresee`."""
+        if self._head_after_prompt is None:
+            self._head_after_prompt = self._head.after(prompt)
+        vector = prompt if recent is None or self._head.plan.inputs == PROMPT else recent
+        return self._head_after_prompt.logits(vector)
 
     def tokens_with(self, draft: str) -> list[float]:
         """Return the tokens to expect of an iteration with a draft under each topic [k].

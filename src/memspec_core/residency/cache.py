@@ -216,6 +216,8 @@ class DraftCache:
 
     def collect(self) -> None:
         """Take over what the loader has finished."""
+        if not self._loading:
+            return
         with self._lock:
             for load in self._loader.finished():
                 self._take_over(load)

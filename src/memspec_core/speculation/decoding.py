@@ -61,6 +61,7 @@ class Decoding:
                 "context_tokens."
             )
         self._target = target
+        self._prompt_ids = prompt_ids
         self._context = list(prompt_ids)
         self._prompt_tokens = len(prompt_ids)
         self._sampler = Sampler(request.sampling, target.decoder.device)
@@ -91,7 +92,7 @@ class Decoding:
     @property
     def prompt_ids(self) -> Sequence[int]:
         """The tokens of the prompt."""
-        return self._context[: self._prompt_tokens]
+        return self._prompt_ids
 
     @property
     def generated_tokens(self) -> int:

@@ -41,10 +41,9 @@ def create_strategy(settings: Settings, head: RankingHead | None = None) -> Stra
     bandits = {kind.name: kind for kind in (MabSync, MabAsync)}
     if settings.strategy in bandits:
         return bandits[settings.strategy](names, settings.bandit_exploration)
-    plan = predictor = None
+    predictor = None
     if head is not None:
         length = settings.draft_length or USUAL_LENGTH
-        plan = head.plan
         predictor = Predictor(head, observation=settings.observation, length=length)
     of_prediction = {kind.name: kind for kind in (MemSpec, PredictionOnly)}
-    return of_prediction[settings.strategy](names, plan, predictor)
+    return of_prediction[settings.strategy](names, predictor)

@@ -5,8 +5,6 @@ from collections.abc import Sequence
 
 from memspec_core.errors import PredictorError
 from memspec_core.iteration import Iteration
-from memspec_core.prediction.context import Vector, context_vector
-from memspec_core.prediction.head import PredictorPlan
 from memspec_core.prediction.predictor import Predictor
 from memspec_core.strategies.base import Context, Outlook, Ranking
 
@@ -25,23 +23,17 @@ class MemSpec:
     waits = False
     prepares: int | None = None
 
-    def __init__(
-        self, draft_names: Sequence[str], plan: PredictorPlan | None, predictor: Predictor | None
-    ) -> None:
+    def __init__(self, draft_names: Sequence[str], predictor: Predictor | None) -> None:
         self._names = tuple(draft_names)
-        self._plan = plan
         self._predictor = predictor
-        self.reads_states = 0 if plan is None else plan.positions
+        self.reads_states = 0 if predictor is None else predictor.positions
 
     def rank(self, context: Context) -> Ranking:
         """Rank the candidate drafts for a context; those that were not trained for come last."""
-        if self._plan is None or self._predictor is None:
-            return self._uniform()
-        vector = _vector(context, self._plan)
-        if vector is None:
+        if self._predictor is None or context.prompt_state is None:
             return self._uniform()
         try:
-            foresight = self._predictor.foresee(vector)
+            foresight = self._predictor.foresee(context.prompt_state, context.recent_state)
         except PredictorError as error:
             _LOG.warning("All drafts count alike at this scheduling point: %s", error)
             return self._uniform()
@@ -64,10 +56,3 @@ class PredictionOnly(MemSpec):
 
     name = "prediction_only"
     prepares = 1
-
-
-def _vector(context: Context, plan: PredictorPlan) -> Vector | None:
-    """Return what the predictor reads of a context, None where the target keeps no states."""
-    if context.prompt_state is None:
-        return None
-    return context_vector(plan.inputs, context.prompt_state, context.recent_state)

@@ -36,9 +36,14 @@ class Encoder(Protocol):
         ...
 
 
+def context_at(encoder: Encoder, traced: TracedPrompt, place: int) -> tuple[Vector, Vector | None]:
+    """Return what is known of the prompt, and what is recent at a place of a traced answer."""
+    return encoder.prompt(traced), encoder.recent(traced, place)
+
+
 def vector_at(encoder: Encoder, traced: TracedPrompt, form: str, place: int) -> Vector:
     """Return a predictor's input at a place of a traced answer."""
-    return context_vector(form, encoder.prompt(traced), encoder.recent(traced, place))
+    return context_vector(form, *context_at(encoder, traced, place))
 
 
 class StateEncoder:

@@ -27,7 +27,13 @@ from memspec_core.prediction.context import BOTH, FORMS
 from memspec_core.prediction.head import HIDDEN_STATES, PredictorPlan, RankingHead, save_head
 from memspec_core.prediction.predictor import Predictor
 from memspec_core.request import LOOKUP
-from memspec_core.training.contexts import Encoder, StateEncoder, TextEncoder, vector_at
+from memspec_core.training.contexts import (
+    Encoder,
+    StateEncoder,
+    TextEncoder,
+    context_at,
+    vector_at,
+)
 
 DOMAIN = "domain"
 UTILITY = "utility"
@@ -254,7 +260,7 @@ def _ranker(
         return PredictorRanker(
             predictor,
             schedule.drafts,
-            lambda place: vector_at(encoder, prompt, head.plan.inputs, place),
+            lambda place: context_at(encoder, prompt, place),
         )
 
     return make

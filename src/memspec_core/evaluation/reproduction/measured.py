@@ -26,7 +26,7 @@ from memspec_core.evaluation.simulator import SIMULATED_STRATEGIES, SimulationPl
 from memspec_core.measurement.trace import Trace, TracedPrompt
 from memspec_core.prediction.head import RankingHead
 from memspec_core.prediction.predictor import Predictor
-from memspec_core.training.contexts import StateEncoder, vector_at
+from memspec_core.training.contexts import StateEncoder, context_at
 
 INTERVALS = (2, 4, 8, 16)
 CAPACITIES = (2, 3, 4)
@@ -250,7 +250,7 @@ def _ranker(setting: Simulated, schedule: Schedule) -> RankerFor:
     return lambda prompt: PredictorRanker(
         Predictor(head, observation=False, length=setting.length),
         schedule.drafts,
-        lambda place: vector_at(encoder, prompt, head.plan.inputs, place),
+        lambda place: context_at(encoder, prompt, place),
     )
 
 
