@@ -5,7 +5,6 @@ import gc
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -20,14 +19,13 @@ from memspec_core.models.draft import (
     shared_taps,
 )
 from memspec_core.models.pieces import Pace
-from memspec_core.models.places import PREDICTOR, brought_along
 from memspec_core.models.target import Target, TargetPlan, parse_device, plan_target
-from memspec_core.prediction.head import HIDDEN_STATES, RankingHead, load_head
+from memspec_core.prediction.head import HIDDEN_STATES, RankingHead, load_head, predictor_folder
 from memspec_core.residency.cache import DraftBytes, DraftCache
 from memspec_core.residency.ledger import Account, Ledger, open_ledger
 from memspec_core.residency.loader import DraftLoader
 from memspec_core.residency.pressure import MemoryPressure, PressureLevel
-from memspec_core.settings import DEFAULT, Settings
+from memspec_core.settings import Settings
 from memspec_core.snapshot import MemorySnapshot, TargetSnapshot
 from memspec_core.speculation.calibration import calibrate
 from memspec_core.speculation.chain import IndependentDraft
@@ -202,21 +200,12 @@ def _states_for(settings: Settings, plan: TargetPlan) -> tuple[int, ...]:
     return (plan.checkpoint.config.layers - 1,) if settings.strategy in PREDICTING else ()
 
 
-def _predictor_folder(path: str) -> Path:
-    if path != DEFAULT:
-        return Path(path).expanduser()
-    found = brought_along(PREDICTOR)
-    if found is None:
-        raise PredictorError("The project brings no predictor along; set predictor.path.")
-    return found
-
-
 def _load_predictor(settings: Settings, target: Target) -> tuple[RankingHead | None, str]:
     """Return the predictor, or why the strategy has to do without it; one draft needs none."""
     if len(settings.drafts) < 2:
         return None, ""
     try:
-        head = load_head(_predictor_folder(settings.predictor_path), target.checkpoint.sha256())
+        head = load_head(predictor_folder(settings.predictor_path), target.checkpoint.sha256())
         if head.plan.encoder != HIDDEN_STATES:
             raise PredictorError(
                 f"The predictor in {settings.predictor_path} reads '{head.plan.encoder}', which is "

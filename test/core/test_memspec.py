@@ -61,7 +61,7 @@ def test_without_a_predictor_all_drafts_count_alike() -> None:
     strategy = MemSpec(NAMES, None)
     strategy.observe(iteration("code", 3, 3))
     assert strategy.rank(on_code()).order == NAMES
-    assert MemSpec((), None, None).rank(on_code()).best is None
+    assert MemSpec((), None).rank(on_code()).best is None
 
 
 def iteration(draft: str, proposed: int, accepted: int) -> Iteration:

@@ -91,12 +91,9 @@ def _drafts() -> str:
 
 def _predictor() -> str:
     from memspec_core.models.checkpoint import open_checkpoint
-    from memspec_core.models.places import PREDICTOR, brought_along
-    from memspec_core.prediction.head import load_head
+    from memspec_core.prediction.head import load_head, predictor_folder
 
-    folder = brought_along(PREDICTOR)
-    if folder is None:
-        raise MemSpecError("The project brings no predictor along.")
+    folder = predictor_folder()
     plan = load_head(folder, open_checkpoint("default").sha256()).plan
     return f"{folder}: for {', '.join(plan.drafts)}"
 

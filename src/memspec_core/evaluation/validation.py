@@ -6,7 +6,6 @@ nothing is compared that it was made of.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from memspec_core.errors import SettingsError, TraceError
@@ -23,11 +22,10 @@ from memspec_core.evaluation.simulator import SimulationPlan, simulate
 from memspec_core.evaluation.tables import aligned
 from memspec_core.measurement.trace import Trace, read_trace
 from memspec_core.models.checkpoint import open_checkpoint
-from memspec_core.models.places import PREDICTOR, brought_along
 from memspec_core.models.tokenizer import Tokenizer
-from memspec_core.prediction.head import RankingHead, load_head
+from memspec_core.prediction.head import RankingHead, load_head, predictor_folder
 from memspec_core.request import GenerationRequest
-from memspec_core.settings import DEFAULT, Settings
+from memspec_core.settings import Settings
 from memspec_core.strategies import PREDICTING
 
 SPEED_TOLERANCE = 0.10
@@ -190,7 +188,4 @@ def _head(settings: Settings, plan: ComparisonPlan, trace: Trace) -> RankingHead
         raise TraceError(
             f"The trace in {plan.trace} has no states for the predictor; make it with --states."
         )
-    folder = brought_along(PREDICTOR)
-    if settings.predictor_path != DEFAULT:
-        folder = Path(settings.predictor_path).expanduser()
-    return None if folder is None else load_head(folder, trace.header.target_sha256)
+    return load_head(predictor_folder(settings.predictor_path), trace.header.target_sha256)

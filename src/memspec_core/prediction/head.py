@@ -21,7 +21,9 @@ from safetensors.numpy import load, save
 
 from memspec_core.errors import PredictorError
 from memspec_core.files import whole_folder
+from memspec_core.models.places import PREDICTOR, brought_along
 from memspec_core.prediction.context import BOTH, FORMS, RECENT, Vector
+from memspec_core.settings import DEFAULT
 
 MANIFEST = "predictor.json"
 WEIGHTS = "predictor.safetensors"
@@ -152,6 +154,19 @@ def save_head(head: RankingHead, folder: Path) -> None:
     with whole_folder(folder) as partial:
         (partial / WEIGHTS).write_bytes(weights)
         (partial / MANIFEST).write_text(json.dumps(fields, indent=1) + "\n", encoding="utf-8")
+
+
+def predictor_folder(path: str = DEFAULT) -> Path:
+    """Return a predictor's folder; "default" is the one that the project brings along.
+
+    Raises `PredictorError` where it brings none.
+    """
+    if path != DEFAULT:
+        return Path(path).expanduser()
+    found = brought_along(PREDICTOR)
+    if found is None:
+        raise PredictorError("The project brings no predictor along; set predictor.path.")
+    return found
 
 
 def load_head(folder: Path, target_sha256: str) -> RankingHead:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from memspec_core.errors import SettingsError, TraceError
+from memspec_core.errors import TraceError
 from memspec_core.evaluation.paperlike import PaperLike, paper_like_trace
 from memspec_core.evaluation.paperlike_head import paper_like_head
 from memspec_core.evaluation.reduction import renamed
@@ -26,8 +26,8 @@ from memspec_core.evaluation.reproduction.sources import (
     candidate,
     read_sources,
 )
-from memspec_core.models.places import PREDICTOR, brought_along
-from memspec_core.prediction.head import load_head, save_head
+from memspec_core.models.places import PREDICTOR
+from memspec_core.prediction.head import load_head, predictor_folder, save_head
 
 OURS, PAPER_LIKE = "ours", "paper_like"
 
@@ -87,10 +87,7 @@ def _measured_really(
 def _real_plan(plan: ReproductionPlan, sources: Sources, output: Output) -> real.RealPlan:
     """Return what to run, with a predictor that ranks the candidates by their names."""
     folder = output.folder / PARTS / PREDICTOR
-    place = plan.predictor or brought_along(PREDICTOR)
-    if place is None:
-        raise SettingsError("Real runs need the whole predictor; give --predictor.")
-    whole = load_head(place, sources.trace.header.target_sha256)
+    whole = load_head(plan.predictor or predictor_folder(), sources.trace.header.target_sha256)
     names = [candidate(name, sources.trace.drafts) for name in whole.plan.drafts]
     save_head(renamed(whole, names), folder)
     parameters = {**sources.parameters, "predictor.path": str(folder)}
