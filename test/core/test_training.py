@@ -382,6 +382,9 @@ def test_distilling_writes_a_draft_that_decodes(
     assert told[-1] == ("training tiny", fit.steps, fit.steps)
     assert fit.steps >= 2
     assert 0.0 <= fit.accepted <= 3.0
+    assert fit.curve[-1] == (fit.steps, fit.accepted)
+    told_of = manifest.card["training"]
+    assert told_of["accepted_after_steps"][-1] == [fit.steps, told_of["accepted"]]
     folder = plan.output_folder
     assert read_manifest(folder) == manifest
     assert weights_are_whole(folder, manifest)

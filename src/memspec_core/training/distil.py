@@ -122,7 +122,7 @@ def distil(plan: DistilPlan, progress: Progress) -> tuple[Manifest, Fit]:
                 "continuations": len(continuations),
                 "tokens": sum(len(c.token_ids) for c in continuations),
             },
-            "training": asdict(plan.fit) | {k: round(v, 4) for k, v in asdict(fit).items()},
+            "training": asdict(plan.fit) | _figures(fit),
         },
     )
     with processes.main_process_first():
@@ -234,6 +234,12 @@ def _begin_with(model: TruncatedDraft | FeatureDraft, plan: DistilPlan) -> None:
 def _trained(plan: DistilPlan, name: str) -> str | None:
     folder = plan.work_folder / f"fit-{name}"
     return get_last_checkpoint(str(folder)) if folder.exists() else None
+
+
+def _figures(fit: Fit) -> dict[str, object]:
+    curve = [[steps, round(accepted, 4)] for steps, accepted in fit.curve]
+    rounded = {name: round(value, 4) for name, value in asdict(fit).items() if name != "curve"}
+    return rounded | {"accepted_after_steps": curve}
 
 
 def _silent(what: str, done: int, total: int) -> None:

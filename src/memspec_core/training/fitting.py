@@ -1,7 +1,7 @@
 """Training a draft with transformers' Trainer: checkpoints, resume, progress, several devices."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ from memspec_core.training.continuations import Continuation
 from memspec_core.training.examples import DISTRIBUTION, Collator, Examples
 
 _HELD_OUT_SHARE = 0.03
+_LOOKS = 8
+"""How often held-out text is looked at while a draft is trained."""
 
 
 @dataclass(frozen=True)
@@ -37,13 +39,15 @@ class Fit:
     """What training gave.
 
     `accepted`: proposals in a row that the target would accept, on average over held-out text of
-    the training prompts; of an independent draft only the first counts.
+    the training prompts; of an independent draft only the first counts. `curve`: the same after
+    some steps each.
     """
 
     steps: int
     seconds: float
     loss: float
     accepted: float
+    curve: tuple[tuple[int, float], ...]
 
 
 class _Progress(TrainerCallback):
@@ -90,7 +94,7 @@ def fit_draft(
         save_total_limit=2,
         logging_steps=20,
         eval_strategy="steps",
-        eval_steps=400,
+        eval_steps=1 / _LOOKS,
         remove_unused_columns=False,
         label_names=["top_index"],
         report_to=[],
@@ -115,7 +119,14 @@ def fit_draft(
         seconds=float(trained.metrics["train_runtime"]),
         loss=float(figures["eval_loss"]),
         accepted=float(figures["eval_accepted"]),
+        curve=_curve(trainer.state.log_history),
     )
+
+
+def _curve(history: Sequence[Mapping[str, float]]) -> tuple[tuple[int, float], ...]:
+    """Return what was accepted after which steps; the last look is taken twice and counts once."""
+    looks = [entry for entry in history if "eval_accepted" in entry]
+    return tuple(sorted({int(look["step"]): look["eval_accepted"] for look in looks}.items()))
 
 
 def _split(
