@@ -34,6 +34,7 @@ _NAME = "memspec_native"
 _SOURCE = Path(__file__).with_name("step.cpp")
 _FLAGS = (
     *("-O3", "-std=c++20", "-fPIC", "-pthread", "-ffp-contract=off", "-Wno-psabi"),
+    "-fvisibility=hidden",  # state in headers stays this library's own
     *(
         "-mavx512f",
         "-mavx512bw",
