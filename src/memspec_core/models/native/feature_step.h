@@ -5,16 +5,14 @@
 #include <torch/types.h>
 
 #include <algorithm>
-#include <cmath>
-#include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <utility>
 #include <vector>
 
 #include "activations.h"
 #include "features.h"
 #include "kernels.h"
+#include "largest.h"
 #include "linear.h"
 #include "memory.h"
 #include "norm.h"
@@ -104,7 +102,7 @@ class FeatureStep : public Step {
     std::vector<Pass> passes{begin_pass(shapes[0], start + before, hidden, end)};
     float* fused = fused_.reserve(last * sizes_.hidden);
     for (int64_t i = 1; i < count; ++i) passes.push_back(next_pass(passes.back(), shapes[i]));
-    best_.assign(threads, Best{});
+    best_.assign(threads, Largest{});
     drafted_ = weights();
     std::vector<int64_t> proposed;
     proposed.reserve(count);
@@ -115,7 +113,7 @@ class FeatureStep : public Step {
       for (int64_t i = 0;; ++i) {
         const Pass& p = passes[i];
         const float* state = p.hidden + (p.rows - 1) * sizes_.hidden;
-        const Best best = surest(team, thread, state);
+        const Largest best = surest(team, thread, state);
         probability /= best.total;
         if (probability < least) break;
         const int64_t token = head_tokens_.empty() ? best.index : head_tokens_[best.index];
@@ -130,13 +128,6 @@ class FeatureStep : public Step {
   }
 
  private:
-  // The largest logit, its output, and the sum of e^(logit - largest): one over its probability.
-  struct alignas(64) Best {
-    float value;
-    int64_t index;
-    double total;
-  };
-
   // In the order in which a step reads them.
   Soon weights() const {
     Soon soon;
@@ -209,53 +200,19 @@ class FeatureStep : public Step {
   }
 
   // The output with the largest logit after a hidden row; of equals the first. All threads get it.
-  Best surest(Team& team, int64_t thread, const float* hidden) {
+  Largest surest(Team& team, int64_t thread, const float* hidden) {
     Activations& x = workspaces_[thread].x;
     x.resize(1, sizes_.hidden);
     set_normed(sizes_, x, hidden, 1, norm_, head_);
-    __m512 largest = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
-    __m512 total = _mm512_setzero_ps();
-    __m512i tiles = _mm512_setzero_si512();
+    Lanes lanes;
     team.share(thread, head_.tiles(), [&](int64_t tile) {
-      apply(head_, tile, x, 1, [&](int64_t, __m512 y) {
-        const __mmask16 more = _mm512_cmp_ps_mask(y, largest, _CMP_GT_OQ);
-        if (more) {
-          const __m512 before = largest;
-          largest = _mm512_mask_mov_ps(largest, more, y);
-          total = _mm512_mul_ps(total, exponential(_mm512_sub_ps(before, largest)));
-          tiles = _mm512_mask_set1_epi32(tiles, more, static_cast<int>(tile));
-        }
-        total = _mm512_add_ps(total, exponential(_mm512_sub_ps(y, largest)));
-      });
+      apply(head_, tile, x, 1,
+            [&](int64_t, __m512 y) { lanes.weigh(static_cast<int>(tile), y); });
     });
-    best_[thread] = best_lane(largest, tiles, total);
+    best_[thread] = lanes.largest();
     team.meet();
-    Best best = best_[0];
-    for (size_t other = 1; other < best_.size(); ++other) best = better(best, best_[other]);
-    return best;
-  }
-
-  static Best best_lane(__m512 values, __m512i tiles, __m512 totals) {
-    alignas(64) float value[kTile], total[kTile];
-    alignas(64) int32_t tile[kTile];
-    _mm512_store_ps(value, values);
-    _mm512_store_ps(total, totals);
-    _mm512_store_si512(tile, tiles);
-    Best best{value[0], tile[0] * kTile, total[0]};
-    for (int64_t lane = 1; lane < kTile; ++lane) {
-      best = better(best, Best{value[lane], tile[lane] * kTile + lane, total[lane]});
-    }
-    return best;
-  }
-
-  // The larger one, of equals the first, with the sum of both.
-  static Best better(const Best& one, const Best& other) {
-    const bool later = one.value > other.value ||
-                       (one.value == other.value && one.index < other.index);
-    Best best = later ? one : other;
-    const Best& lower = later ? other : one;
-    // A lane that saw nothing has no difference to the largest that is a number.
-    if (lower.total > 0.0) best.total += lower.total * std::exp(lower.value - best.value);
+    Largest best;
+    for (const Largest& other : best_) best = Largest::of(best, other);
     return best;
   }
 
@@ -263,7 +220,7 @@ class FeatureStep : public Step {
   torch::Tensor embedding_norm_;
   std::vector<float> units_;
   std::vector<int64_t> head_tokens_;
-  std::vector<Best> best_;
+  std::vector<Largest> best_;
   Buffer<float> hidden_, fused_;
 };
 

@@ -12,7 +12,7 @@
 //   linear.h, rows.h,          weights as they lie in memory, rows of them, and how they get there
 //     packing.h
 //   activations.h, kernels.h   rows rounded for linear layers, and what these make of them
-//   largest.h                  the most probable output without writing all
+//   largest.h                  the most probable output, found without writing all
 //   pass.h                     sizes, which positions rows see, what threads share
 //   norm.h, features.h,        parts of a layer
 //     rotary.h, cache.h,

@@ -115,8 +115,8 @@ class Step {
     std::vector<int64_t> outputs(rows);
     std::vector<double> values(rows);
     for (int64_t row = 0; row < rows; ++row) {
-      Largest best = found[row];
-      for (int64_t thread = 1; thread < threads; ++thread) {
+      Largest best;
+      for (int64_t thread = 0; thread < threads; ++thread) {
         best = Largest::of(best, found[thread * rows + row]);
       }
       outputs[row] = best.index;
