@@ -10,7 +10,7 @@
 #include <cstdint>
 
 #include "linear.h"
-#include "memory.h"
+#include "storage.h"
 
 namespace memspec {
 

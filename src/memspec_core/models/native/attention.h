@@ -13,8 +13,8 @@
 #include <limits>
 
 #include "cache.h"
-#include "memory.h"
 #include "pass.h"
+#include "storage.h"
 #include "vectors.h"
 
 namespace memspec {

@@ -10,15 +10,15 @@
 #include <vector>
 
 #include "activations.h"
-#include "features.h"
 #include "kernels.h"
 #include "largest.h"
 #include "linear.h"
-#include "memory.h"
 #include "norm.h"
 #include "pass.h"
 #include "rows.h"
 #include "step.h"
+#include "storage.h"
+#include "taps.h"
 #include "team.h"
 #include "vectors.h"
 

@@ -11,7 +11,7 @@
 
 #include "activations.h"
 #include "linear.h"
-#include "memory.h"
+#include "storage.h"
 #include "team.h"
 #include "vectors.h"
 

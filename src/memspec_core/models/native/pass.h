@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "memory.h"
+#include "storage.h"
 #include "vectors.h"
 
 namespace memspec {

@@ -5,19 +5,25 @@
 // every sum has a fixed order. So plain decoding (one row) and verification (several) agree bit
 // for bit.
 //
-// This file is what Python sees of it. Each header has one job, and includes only what comes before
-// it here:
-//   memory.h, vectors.h        read-ahead and buffers; vectors of 16 numbers
-//   team.h                     the threads that compute a pass together
-//   linear.h, rows.h,          weights as they lie in memory, rows of them, and how they get there
-//     packing.h
-//   activations.h, kernels.h   rows rounded for linear layers, and what these make of them
-//   largest.h                  the most probable output, found without writing all
-//   pass.h                     sizes, which positions rows see, what threads share
-//   norm.h, features.h,        parts of a layer
-//     rotary.h, cache.h,
-//     attention.h
-//   step.h, feature_step.h     a decoder, and a feature draft, of all these
+// This file is what Python sees of it. Each header has one job; they include one another in one
+// direction, from the last of these to the first:
+//   storage.h       memory that is asked for ahead, and buffers
+//   vectors.h       vectors of 16 numbers
+//   team.h          the threads that compute a pass together
+//   linear.h        a linear layer's weights, as they lie in memory
+//   rows.h          rows of weights, in fp32
+//   packing.h       how weights of 4 bits get there
+//   activations.h   rows as linear layers take them
+//   kernels.h       linear layers applied to rows
+//   largest.h       the largest output of a row, without writing all
+//   pass.h          the sizes of a decoder, which positions rows see, what threads share
+//   norm.h          root mean square norms
+//   taps.h          the features that a pass keeps for drafts
+//   rotary.h        rotary positions
+//   cache.h         keys and values
+//   attention.h     attention to them
+//   step.h          a decoder of all these
+//   feature_step.h  a feature draft
 
 #include <torch/extension.h>
 

@@ -15,15 +15,15 @@
 #include "activations.h"
 #include "attention.h"
 #include "cache.h"
-#include "features.h"
 #include "kernels.h"
 #include "largest.h"
 #include "linear.h"
-#include "memory.h"
 #include "norm.h"
 #include "pass.h"
 #include "rotary.h"
 #include "rows.h"
+#include "storage.h"
+#include "taps.h"
 #include "team.h"
 #include "vectors.h"
 
@@ -125,7 +125,7 @@ class Step {
     return {outputs, values};
   }
 
-  // See features.h.
+  // See taps.h.
   torch::Tensor mean_state(torch::Tensor features, int64_t first, int64_t end) const {
     return memspec::mean_state(sizes_, features, first, end);
   }

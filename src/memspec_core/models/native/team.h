@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "memory.h"
+#include "storage.h"
 
 namespace memspec {
 

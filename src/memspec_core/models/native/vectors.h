@@ -4,6 +4,7 @@
 #include <immintrin.h>
 
 #include <cstdint>
+#include <initializer_list>
 
 namespace memspec {
 

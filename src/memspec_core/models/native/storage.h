@@ -1,4 +1,4 @@
-// Memory: asked for ahead of its use, and lasting from pass to pass.
+// Memory: asked for ahead of its use, and kept from pass to pass.
 #pragma once
 
 #include <c10/util/Exception.h>
