@@ -24,8 +24,8 @@
 
 namespace memspec {
 
-// Its rows are made of a token and of what came before it, which
-// is the target's features where it has seen the position, else the draft's own row before.
+// Its rows are made of a token and of what came before it, which is the target's features where it
+// has seen the position, else the draft's own row before.
 class FeatureStep : public Step {
  public:
   // `head_tokens` names the tokens of the head's outputs; empty where they are all.
