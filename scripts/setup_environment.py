@@ -375,7 +375,8 @@ def build_native_step() -> None:
     """Compile the native decoder step; without it torch computes, so that failing is no error."""
     folder = ROOT / "src" / "memspec_core" / "models" / "native"
     # A failure counts as done until one of these changes.
-    sources = (folder / name for name in ("step.cpp", "library.py", "cpu.py"))
+    headers = sorted(folder.glob("*.h"))
+    sources = (*headers, *(folder / name for name in ("step.cpp", "library.py", "cpu.py")))
     surroundings = (os.environ.get(name) for name in ("CXX", "HOME", "XDG_CACHE_HOME"))
     key = digest(*sources, installed_torch(), *surroundings)
     remembered = STAMPS / "native-library"

@@ -113,11 +113,18 @@ def test_the_path_is_made_from_all_that_it_is_built_from(
     paths = [library.library_path()]
     source.write_text("int other();\n")
     paths.append(library.library_path())
+    header = source.with_name("rows.h")
+    header.write_text("int rows();\n")
+    paths.append(library.library_path())
+    header.write_text("int columns();\n")
+    paths.append(library.library_path())
+    header.rename(source.with_name("columns.h"))
+    paths.append(library.library_path())
     monkeypatch.setattr(library, "_FLAGS", ("-O1",))
     paths.append(library.library_path())
     monkeypatch.setattr(library.torch, "__version__", "1.0")
     paths.append(library.library_path())
-    assert len(set(paths)) == 4
+    assert len(set(paths)) == 7
 
 
 def test_without_a_home_folder_torch_computes(monkeypatch: pytest.MonkeyPatch) -> None:

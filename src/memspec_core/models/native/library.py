@@ -1,6 +1,6 @@
 """Building the native step and loading it.
 
-The library lies in the user's cache folder under a name made from its source, its flags and what
+The library lies in the user's cache folder under a name made from its sources, its flags and what
 it is built for, so that a stale one is never loaded. It ends in a checksum: loading half a library,
 as a full disc or a power cut may leave it, would end the process.
 """
@@ -34,6 +34,7 @@ _NAME = "memspec_native"
 _SOURCE = Path(__file__).with_name("step.cpp")
 _FLAGS = (
     *("-O3", "-std=c++20", "-fPIC", "-pthread", "-ffp-contract=off", "-Wno-psabi"),
+    "-fvisibility=hidden",  # state in headers stays this library's own
     *(
         "-mavx512f",
         "-mavx512bw",
@@ -119,10 +120,16 @@ def build() -> Path:
 
 
 def library_path() -> Path:
-    """Return where the library for this source, torch and Python lies once it is built."""
+    """Return where the library for these sources, torch and Python lies once it is built."""
+    sources = [(file.name, file.read_bytes()) for file in _sources()]
     made_for = (torch.__version__, sys.implementation.cache_tag, platform.machine(), *_FLAGS)
-    digest = hashlib.sha256(_SOURCE.read_bytes() + repr(made_for).encode()).hexdigest()
+    digest = hashlib.sha256(repr((sources, made_for)).encode()).hexdigest()
     return _cache_folder() / "memspec" / f"{_NAME}-{digest[:16]}.so"
+
+
+def _sources() -> list[Path]:
+    """Return the source and the headers beside it, of which it includes all."""
+    return sorted([_SOURCE, *_SOURCE.parent.glob("*.h")])
 
 
 def _cache_folder() -> Path:

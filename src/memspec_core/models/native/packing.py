@@ -1,6 +1,6 @@
 """Laying weights out as the native step reads them: tiles of 16 outputs, blocks of 32 inputs.
 
-The layout is described at the head of step.cpp. Everything here is lossless, except that scales
+The layout is described at the head of linear.h. Everything here is lossless, except that scales
 and minima are rounded to fp16, which is how GGUF and GPTQ files store them.
 """
 
