@@ -167,13 +167,12 @@ class NativeFeatureDecoder(_NativeLayers, FeatureDecoder):
     ) -> None:
         super().__init__(parts, fuse)
         self._threads = threads
-        ids = self.head_token_ids
         self._step = library.FeatureStep(
             *_step_parts(library, self),
             _handle(fuse.features),
             _handle(fuse.input),
             fuse.embedding_norm,
-            [] if ids is None else ids.tolist(),
+            self.head_token_ids,
         )
 
     def feed(

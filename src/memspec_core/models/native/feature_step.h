@@ -28,10 +28,11 @@ namespace memspec {
 // has seen the position, else the draft's own row before.
 class FeatureStep : public Step {
  public:
-  // `head_tokens` names the tokens of the head's outputs; empty where they are all.
+  // `head_tokens` (int64) names the tokens of the head's outputs; none where they are all.
   FeatureStep(Sizes sizes, std::vector<Layer> layers, Linear embedding, torch::Tensor norm,
               Linear head, std::vector<double> frequencies, Linear fuse_features,
-              Linear fuse_input, torch::Tensor embedding_norm, std::vector<int64_t> head_tokens)
+              Linear fuse_input, torch::Tensor embedding_norm,
+              torch::optional<torch::Tensor> head_tokens)
       : Step(sizes, std::move(layers), std::move(embedding), norm, std::move(head),
              std::move(frequencies)),
         fuse_features_(std::move(fuse_features)), fuse_input_(std::move(fuse_input)),
@@ -42,8 +43,9 @@ class FeatureStep : public Step {
                 embedding_norm_.is_contiguous() && embedding_norm_.numel() == sizes.hidden,
                 "the embedding's norm");
     units_.assign(sizes.hidden, 1.0f);
-    TORCH_CHECK(head_tokens_.empty() ||
-                static_cast<int64_t>(head_tokens_.size()) == head_.outputs, "the head's tokens");
+    TORCH_CHECK(!head_tokens_ || (head_tokens_->scalar_type() == torch::kInt64 &&
+                head_tokens_->is_contiguous() && head_tokens_->numel() == head_.outputs),
+                "the head's tokens");
   }
 
   // Feed tokens that follow the features [positions, taps * hidden] from `start` on.
@@ -116,7 +118,7 @@ class FeatureStep : public Step {
         const Largest best = surest(team, thread, state);
         probability /= best.total;
         if (probability < least) break;
-        const int64_t token = head_tokens_.empty() ? best.index : head_tokens_[best.index];
+        const int64_t token = token_of(best.index);
         if (thread == 0) proposed.push_back(token);
         if (i + 1 == count || probability / best.total < worth) break;
         if (thread == 0) ++fed;
@@ -195,6 +197,10 @@ class FeatureStep : public Step {
     apply_all(team, thread, fuse_input_, x, p.rows, p.hidden);
   }
 
+  int64_t token_of(int64_t output) const {
+    return head_tokens_ ? head_tokens_->const_data_ptr<int64_t>()[output] : output;
+  }
+
   static const float* weights_of(const torch::Tensor& norm) {
     return norm.const_data_ptr<float>();
   }
@@ -219,7 +225,7 @@ class FeatureStep : public Step {
   Linear fuse_features_, fuse_input_;
   torch::Tensor embedding_norm_;
   std::vector<float> units_;
-  std::vector<int64_t> head_tokens_;
+  torch::optional<torch::Tensor> head_tokens_;
   std::vector<Largest> best_;
   Buffer<float> hidden_, fused_;
 };

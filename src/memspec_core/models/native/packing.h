@@ -97,6 +97,13 @@ inline void put_rounded(const float* values, int64_t lane, uint8_t* group) {
   for (int64_t j = 0; j < 4; ++j) block[j * kTile + lane] = words[2 * j] | words[2 * j + 1] << 4;
 }
 
+// Ask for the tile that will be read after another one, if it is not the same.
+inline void ask_for_tile(const Linear& linear, int64_t next, int64_t current) {
+  if (next == current || next < 0 || next >= linear.tiles()) return;
+  const uint8_t* tile = linear.tile(next);
+  for (int64_t at = 0; at < linear.tile_bytes(); at += 64) _mm_prefetch(tile + at, _MM_HINT_T0);
+}
+
 // Rows of a weight as packed weights of 4 bits in groups of 32.
 inline torch::Tensor rounded_rows(const Linear& linear, torch::Tensor indices) {
   TORCH_CHECK(!linear.input_order, "the weight reorders its inputs");
@@ -107,9 +114,11 @@ inline torch::Tensor rounded_rows(const Linear& linear, torch::Tensor indices) {
   torch::Tensor packed = torch::empty({rows / kTile * groups * group_bytes}, torch::kUInt8);
   uint8_t* out = packed.mutable_data_ptr<uint8_t>();
   std::vector<float> row(linear.inputs);
+  const int64_t* chosen = indices.const_data_ptr<int64_t>();
   for (int64_t i = 0; i < rows; ++i) {
-    const int64_t index = indices.const_data_ptr<int64_t>()[i];
+    const int64_t index = chosen[i];
     TORCH_CHECK(index >= 0 && index < linear.outputs, "there is no row ", index);
+    if (i + 1 < rows) ask_for_tile(linear, chosen[i + 1] / kTile, index / kTile);
     copy_row(linear, index, row.data());
     uint8_t* group = out + i / kTile * groups * group_bytes;
     for (int64_t b = 0; b < groups; ++b, group += group_bytes) {

@@ -69,7 +69,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def("most_probable", &Step::most_probable, release());
   py::class_<FeatureStep, Step>(module, "FeatureStep")
       .def(py::init<Sizes, std::vector<Layer>, Linear, torch::Tensor, Linear, std::vector<double>,
-                    Linear, Linear, torch::Tensor, std::vector<int64_t>>())
+                    Linear, Linear, torch::Tensor, torch::optional<torch::Tensor>>())
       .def("feed", &FeatureStep::feed, release())
       .def("follow", &FeatureStep::follow, release())
       .def("roll", &FeatureStep::roll, release());
