@@ -164,7 +164,18 @@ def _cuda() -> str:
     total = float(torch.ones(8, device="cuda").sum())
     if total != 8.0:
         raise MemSpecError(f"a CUDA kernel computed {total} instead of 8")
-    return torch.cuda.get_device_name()
+    return f"{torch.cuda.get_device_name()}; 4-bit weights: {_cuda_int4()}"
+
+
+def _cuda_int4() -> str:
+    """Say what computes 4-bit weights on the GPU, where that was tried just now."""
+    import torch
+
+    from memspec_core.models.cuda_int4 import int4_fault, int4_kernel
+
+    device = torch.device("cuda")
+    kernel = int4_kernel(device)
+    return kernel.kernel if kernel is not None else f"torch bfloat16, since {int4_fault(device)}"
 
 
 def _ros() -> str:

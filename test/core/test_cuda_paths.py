@@ -1,0 +1,131 @@
+"""What runs on GPUs only: its shapes and its guards anywhere, its values where a GPU is."""
+
+import logging
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from core.conftest import Checkpoints
+from core.tiny import CPU, logits_of, make_model
+from memspec_core.errors import SettingsError
+from memspec_core.models.backend import TorchBackend
+from memspec_core.models.cuda_int4 import (
+    SHAPES,
+    CudaInt4Linear,
+    high_first,
+    int4_fault,
+    int4_kernel,
+    require_right,
+)
+from memspec_core.models.draft import plan_draft
+from memspec_core.models.linear import Int4Linear
+from memspec_core.models.quantised import Int4Weight, pack_codes, round_to_int4
+from memspec_core.models.target import plan_target
+
+CUDA = torch.device("cuda")
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+needs_none = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+
+
+def weight_of(rows: int, columns: int, group_size: int, seed: int = 0) -> Int4Weight:
+    generator = torch.Generator().manual_seed(seed)
+    codes = torch.randint(0, 16, (rows, columns), dtype=torch.uint8, generator=generator)
+    scale = 0.01 + 0.01 * torch.rand(rows, columns // group_size, generator=generator)
+    order = torch.randperm(columns, generator=generator)
+    return Int4Weight(pack_codes(codes), scale, -7.5 * scale, order)
+
+
+def test_the_gpu_kernel_takes_the_even_column_high() -> None:
+    codes = torch.randint(0, 16, (4, 32), dtype=torch.uint8)
+    turned = high_first(pack_codes(codes))
+    assert torch.equal(turned >> 4, codes[:, 0::2])
+    assert torch.equal(turned & 15, codes[:, 1::2])
+
+
+@pytest.mark.parametrize(("columns", "group_size"), SHAPES)
+def test_the_gpu_kernel_gets_the_shapes_that_it_declares(columns: int, group_size: int) -> None:
+    with FakeTensorMode():  # runs torch's own checks of arguments, without a GPU
+        weight = Int4Weight(
+            torch.empty(32, columns // 2, dtype=torch.uint8),
+            torch.empty(32, columns // group_size),
+            torch.empty(32, columns // group_size),
+            torch.empty(columns, dtype=torch.int64),
+        )
+        linear = CudaInt4Linear(weight, torch.empty(32))
+        found = linear(torch.empty(3, columns))
+        assert found.shape == (3, 32)
+        assert linear.weight_bytes == 32 * columns // 2 + 4 * 32 * columns // group_size + (
+            8 * columns
+        )
+
+
+@pytest.mark.parametrize(("columns", "group_size"), SHAPES)
+def test_the_check_of_a_kernel_tells_right_from_wrong(columns: int, group_size: int) -> None:
+    weight = weight_of(32, columns, group_size)
+    require_right(Int4Linear(weight), weight)
+    turned = Int4Weight(high_first(weight.pairs), weight.scale, weight.minimum, weight.input_order)
+    shifted = Int4Weight(
+        weight.pairs, weight.scale, weight.minimum + weight.scale, weight.input_order
+    )
+    for wrong in (turned, shifted):
+        with pytest.raises(RuntimeError, match=r"off by .* where values are up to"):
+            require_right(Int4Linear(wrong), weight)
+
+
+@needs_none
+def test_without_a_working_kernel_weights_are_dequantised(
+    caplog: pytest.LogCaptureFixture, checkpoints: Checkpoints
+) -> None:
+    int4_fault.cache_clear()
+    with caplog.at_level(logging.INFO):
+        assert int4_kernel(CUDA) is None
+        assert int4_kernel(CUDA) is None
+    assert caplog.text.count("4-bit weights are computed in bf16 on cuda") == 1
+    assert int4_kernel(torch.device("meta")) is None
+    assert not TorchBackend(1).takes(round_to_int4(torch.empty(32, 64, device="meta")))
+    folder = checkpoints.save("tiny", make_model())
+    with pytest.raises(SettingsError, match="no kernel for it on the device 'cuda'; use"):
+        plan_target(str(folder), dtype="int4", device=CUDA, context_tokens=64)
+
+
+@needs_none
+def test_without_a_working_kernel_a_drafts_4_bits_are_planned_as_bf16() -> None:
+    cpu, cuda = (
+        plan_draft(
+            "general",
+            "default",
+            plan_target("default", dtype="stored", device=device, context_tokens=64),
+        )
+        for device in (CPU, CUDA)
+    )
+    assert cuda.weight_bytes > 2.5 * cpu.weight_bytes
+
+
+@needs_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("group_size", Int4Linear.GROUP_SIZES)
+@pytest.mark.parametrize("rows", [1, 5, 16, 40])
+def test_int4_on_the_gpu(group_size: int, rows: int) -> None:
+    weight = weight_of(64, 1536, group_size)
+    bias = torch.randn(64)
+    x = torch.randn(rows, 1536)
+    expected = x.bfloat16().float() @ weight.dequantised().T + bias
+    kernel = int4_kernel(CUDA)
+    assert kernel is CudaInt4Linear, int4_fault(CUDA)
+    found = kernel(weight.to(CUDA), bias.to(CUDA))(x.to(CUDA)).float().cpu()
+    assert float((found - expected).norm() / expected.norm()) < 0.01
+
+
+@needs_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["int4", "bf16"])
+def test_a_target_on_the_gpu(dtype: str, checkpoints: Checkpoints) -> None:
+    folder = checkpoints.save("tiny", make_model())
+    tokens = list(range(3, 40))
+    plan = plan_target(str(folder), dtype=dtype, device=CUDA, context_tokens=64)
+    target = plan.load()
+    assert target.decoder.weight_bytes == pytest.approx(plan.weight_bytes, rel=0.05)
+    reference = plan_target(str(folder), dtype="fp32", device=CPU, context_tokens=64).load()
+    expected, found = logits_of(reference, tokens), logits_of(target, tokens).cpu()
+    assert float((found - expected).norm() / expected.norm()) < 0.2
