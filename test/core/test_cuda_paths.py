@@ -19,6 +19,12 @@ from memspec_core.models.cuda_int4 import (
     require_right,
 )
 from memspec_core.models.draft import plan_draft
+from memspec_core.models.gptq_kernels import (
+    SWITCH,
+    gptq_linear,
+    made_by_gptqmodel,
+    whole_zero_points,
+)
 from memspec_core.models.linear import Int4Linear
 from memspec_core.models.quantised import Int4Weight, pack_codes, round_to_int4
 from memspec_core.models.target import plan_target
@@ -87,6 +93,69 @@ def test_without_a_working_kernel_weights_are_dequantised(
     folder = checkpoints.save("tiny", make_model())
     with pytest.raises(SettingsError, match="no kernel for it on the device 'cuda'; use"):
         plan_target(str(folder), dtype="int4", device=CUDA, context_tokens=64)
+
+
+def gptq_weight(
+    columns: int, group_size: int, symmetric: bool, act_order: bool
+) -> tuple[Int4Weight, torch.Tensor]:
+    """Return a weight as GPTQ packs it, and its zero points."""
+    weight = weight_of(64, columns, group_size)
+    shape = weight.scale.shape
+    zeros = torch.full(shape, 8) if symmetric else torch.arange(shape.numel()).view(shape) % 16
+    scale = weight.scale.half().float()
+    order = weight.input_order if act_order else None
+    return Int4Weight(weight.pairs, scale, -zeros * scale, order), zeros
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_zero_points_of_gptq_are_found_again(symmetric: bool) -> None:
+    weight, zeros = gptq_weight(256, 64, symmetric, act_order=True)
+    assert torch.equal(whole_zero_points(weight), zeros.to(torch.uint8))
+
+
+def test_weights_without_whole_zero_points_are_left_to_torch() -> None:
+    with pytest.raises(ValueError, match="zero points"):
+        whole_zero_points(round_to_int4(torch.randn(16, 64)))
+
+
+@pytest.mark.parametrize("act_order", [False, True])
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("group_size", Int4Linear.GROUP_SIZES)
+@pytest.mark.parametrize(
+    ("backend", "kind"), [("gptq_torch", "TorchLinear"), ("gptq_torch_aten", "TorchAtenLinear")]
+)
+def test_layers_of_gptqmodel(
+    backend: str, kind: str, group_size: int, symmetric: bool, act_order: bool
+) -> None:
+    pytest.importorskip("gptqmodel")  # its kernels for CPUs take the same tensors
+    weight, _ = gptq_weight(512, group_size, symmetric, act_order)
+    bias, rows = torch.randn(64), torch.randn(5, 512)
+    linear = made_by_gptqmodel(weight, bias, backend, (kind,))
+    assert linear.kernel == f"GPTQModel {kind}"
+    assert linear.weight_bytes > weight.pairs.nbytes
+    expected = rows.bfloat16().float() @ weight.dequantised().T + bias
+    assert float((linear(rows).float() - expected).norm() / expected.norm()) < 0.01
+
+
+def test_gptqmodel_is_asked_on_gpus_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, _ = gptq_weight(256, 64, symmetric=True, act_order=False)
+    monkeypatch.setenv(SWITCH, "1")
+    assert gptq_linear(weight, None) is None
+    assert TorchBackend(1).linear(weight).kernel == Int4Linear.kernel
+
+
+@needs_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_gptqmodel_on_the_gpu(symmetric: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("gptqmodel")
+    monkeypatch.setenv(SWITCH, "1")
+    weight, _ = gptq_weight(512, 128, symmetric, act_order=True)
+    rows = torch.randn(5, 512)
+    linear = TorchBackend(1).linear(weight.to(CUDA))  # torch's kernel where GPTQModel has none
+    expected = rows.bfloat16().float() @ weight.dequantised().T
+    found = linear(rows.to(CUDA)).float().cpu()
+    assert float((found - expected).norm() / expected.norm()) < 0.01
 
 
 @needs_none

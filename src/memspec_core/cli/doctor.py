@@ -168,14 +168,19 @@ def _cuda() -> str:
 
 
 def _cuda_int4() -> str:
-    """Say what computes 4-bit weights on the GPU, where that was tried just now."""
+    """Say what computes weights of 4 bits on the GPU, such as GPTQ's, having tried it."""
     import torch
 
-    from memspec_core.models.cuda_int4 import int4_fault, int4_kernel
+    from memspec_core.models.backend import TorchBackend
+    from memspec_core.models.cuda_int4 import int4_fault
+    from memspec_core.models.quantised import Int4Weight, round_to_int4
 
-    device = torch.device("cuda")
-    kernel = int4_kernel(device)
-    return kernel.kernel if kernel is not None else f"torch bfloat16, since {int4_fault(device)}"
+    backend, device = TorchBackend(1), torch.device("cuda")
+    rounded = round_to_int4(torch.randn(256, 256, generator=torch.Generator().manual_seed(0)))
+    weight = Int4Weight(rounded.pairs, rounded.scale, -8 * rounded.scale).to(device)
+    if not backend.takes(weight):
+        return f"torch bfloat16, since {int4_fault(device)}"
+    return backend.linear(weight).kernel
 
 
 def _ros() -> str:

@@ -8,6 +8,7 @@ import torch
 from memspec_core.models.configuration import DecoderConfig
 from memspec_core.models.cuda_int4 import int4_kernel
 from memspec_core.models.decoder import Decoder, DecoderParts, FeatureDecoder, Fuse
+from memspec_core.models.gptq_kernels import gptq_linear
 from memspec_core.models.linear import DenseLinear, Int4Linear, Int8Linear, Linear, Table
 from memspec_core.models.native.backend import NativeBackend
 from memspec_core.models.native.library import library
@@ -94,7 +95,7 @@ class TorchBackend:
         if isinstance(weight, Int4Weight):
             kernel = int4_kernel(weight.scale.device)
             assert kernel is not None, "the backend takes no such weight"
-            return kernel(weight, bias)
+            return gptq_linear(weight, bias) or kernel(weight, bias)
         if isinstance(weight, Int8Weight):
             return Int8Linear(weight, bias)
         return DenseLinear(weight, bias)
