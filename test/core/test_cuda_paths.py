@@ -1,6 +1,9 @@
 """What runs on GPUs only: its shapes and its guards anywhere, its values where a GPU is."""
 
 import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -18,6 +21,7 @@ from memspec_core.models.cuda_int4 import (
     int4_kernel,
     require_right,
 )
+from memspec_core.models.decoder import DecoderParts
 from memspec_core.models.draft import plan_draft
 from memspec_core.models.gptq_kernels import (
     SWITCH,
@@ -25,10 +29,16 @@ from memspec_core.models.gptq_kernels import (
     made_by_gptqmodel,
     whole_zero_points,
 )
+from memspec_core.models.graphed_decoder import GraphedDecoder, Run
+from memspec_core.models.kv_cache import KeyValueCache
 from memspec_core.models.linear import Int4Linear
 from memspec_core.models.quantised import Int4Weight, pack_codes, round_to_int4
 from memspec_core.models.target import plan_target
+from memspec_core.models.torch_decoder import TorchDecoder
 
+SIZES = {"vocab_size": 192, "num_hidden_layers": 2, "max_position_embeddings": 1024}
+CAPACITY = 600
+TAPS = (0, 1)
 CUDA = torch.device("cuda")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 needs_none = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -198,3 +208,167 @@ def test_a_target_on_the_gpu(dtype: str, checkpoints: Checkpoints) -> None:
     reference = plan_target(str(folder), dtype="fp32", device=CPU, context_tokens=64).load()
     expected, found = logits_of(reference, tokens), logits_of(target, tokens).cpu()
     assert float((found - expected).norm() / expected.norm()) < 0.2
+
+
+@dataclass
+class Pair:
+    """The ordinary decoder and the one that is to be captured, over the same weights."""
+
+    plain: TorchDecoder
+    graphed: GraphedDecoder
+    caches: tuple[KeyValueCache, KeyValueCache]
+
+    def feed(self, token_ids: list[int], parents: list[int] | None = None) -> None:
+        expected = self.plain.forward(token_ids, self.caches[0], parents)
+        self.same(self.graphed.forward(token_ids, self.caches[1], parents), expected)
+        self.same(self.graphed.logits(expected), self.plain.logits(expected))
+        self.same_caches()
+
+    def same_caches(self) -> None:
+        one, other = self.caches
+        assert one.token_ids == other.token_ids
+        length = one.length
+        self.same(other.rows[:, :, :length], one.rows[:, :, :length])
+        assert one.features is not None
+        assert other.features is not None
+        self.same(other.features[:length], one.features[:length])
+
+    @staticmethod
+    def same(found: torch.Tensor, expected: torch.Tensor) -> None:
+        atol = 2e-3 if found.dtype == torch.float16 else 1e-4  # features
+        torch.testing.assert_close(found, expected, atol=atol, rtol=1e-3)
+
+
+def uncaptured(run: Run) -> Run:
+    """Run a pass each time, with its rows where they were the last time, as a graph has them."""
+    hidden = run()
+    return lambda: hidden.copy_(run())
+
+
+def parts_of(checkpoints: Checkpoints, device: torch.device = CPU) -> DecoderParts:
+    folder = checkpoints.save("graphed", make_model(seed=5, **SIZES))
+    plan = plan_target(str(folder), dtype="fp32", device=device, context_tokens=CAPACITY)
+    decoder = plan.load().decoder
+    return DecoderParts(
+        decoder.config, decoder.embedding, decoder.layers, decoder.norm, decoder.head
+    )
+
+
+def pair_of(parts: DecoderParts, capture: Callable[[Run], Run] | None = uncaptured) -> Pair:
+    device = parts.norm.device
+    one, other = (
+        KeyValueCache(parts.config, CAPACITY, torch.float32, device, TAPS) for _ in range(2)
+    )
+    return Pair(TorchDecoder(parts), GraphedDecoder(parts, capture), (one, other))
+
+
+def tokens(count: int, seed: int = 0) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(3, 192, (count,), generator=generator).tolist()
+
+
+def go_through_contexts(pair: Pair) -> None:
+    """Feed prompts, chains and trees, each size twice, across the first span's end and back."""
+    pair.feed(tokens(30))
+    for seed in range(2):
+        for rows in (1, 2, 7, 16):
+            pair.feed(tokens(rows, seed))
+    for seed in range(2):
+        start = pair.caches[0].length
+        pair.feed(tokens(5, seed), [-1, 0, 0, 1, 2])
+        pair.feed(tokens(3, seed), [-1, 0, 0, 1, 2, 4, -1, 6])
+        for decoder, cache in zip((pair.plain, pair.graphed), pair.caches, strict=True):
+            decoder.keep(cache, start, [0, 2, 4, 5])
+        pair.same_caches()
+    pair.feed(tokens(256 - pair.caches[0].length - 3))
+    for _ in range(3):
+        pair.feed(tokens(2))
+    pair.feed(tokens(CAPACITY - pair.caches[0].length - 1))
+    pair.feed(tokens(1))
+    for cache in pair.caches:
+        cache.truncate(40)
+    pair.feed(tokens(7, 3))
+    assert not pair.graphed._given_up
+
+
+def test_fixed_passes_are_the_ordinary_ones(checkpoints: Checkpoints) -> None:
+    pair = pair_of(parts_of(checkpoints))
+    go_through_contexts(pair)
+    assert pair.graphed.kernel == "torch float32, in CUDA graphs"
+    sizes = set(pair.graphed._passes)
+    assert {(1, 256), (16, 256), (2, 512), (1, 608)} <= sizes  # a cache is a little longer
+
+
+def test_rows_that_were_returned_stay(checkpoints: Checkpoints) -> None:
+    pair = pair_of(parts_of(checkpoints))
+    _, one, _ = (pair.graphed.forward(tokens(1, seed), pair.caches[1]) for seed in range(3))
+    for seed in range(2):
+        expected = pair.plain.forward(tokens(1, seed), pair.caches[0])
+    pair.same(one, expected)
+
+
+def test_rows_of_an_earlier_context_do_not_come_through_the_mask(
+    checkpoints: Checkpoints,
+) -> None:
+    pair = pair_of(parts_of(checkpoints))
+    pair.feed(tokens(3))
+    for cache in pair.caches:
+        cache.rows.fill_(math.nan)
+        cache.truncate(0)
+    pair.feed(tokens(3, 1))
+    pair.feed(tokens(3, 2))
+
+
+def test_other_caches_are_fed_without_graphs(checkpoints: Checkpoints) -> None:
+    parts = parts_of(checkpoints)
+    pair = pair_of(parts)
+    pair.feed(tokens(4))
+    pair.caches = pair_of(parts).caches
+    pair.feed(tokens(5))
+    assert set(pair.graphed._passes) == {(4, 256)}
+
+
+def failing(run: Run) -> Run:
+    raise RuntimeError("operation not permitted when stream is capturing")
+
+
+def wrong(run: Run) -> Run:
+    return lambda: run() + 1.0
+
+
+def frozen(run: Run) -> Run:
+    hidden = run()
+    return lambda: hidden * math.nan
+
+
+@pytest.mark.parametrize(
+    ("capture", "said"),
+    [(failing, "not permitted"), (wrong, "differs"), (frozen, "differs"), (None, "captured")],
+)
+def test_what_cannot_be_captured_goes_on_without_graphs(
+    capture: Callable[[Run], Run] | None,
+    said: str,
+    checkpoints: Checkpoints,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    if capture is None and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    pair = pair_of(parts_of(checkpoints), capture)
+    pair.feed(tokens(20))
+    for rows in (3, 3, 5):
+        pair.feed(tokens(rows))
+    assert caplog.text.count("without CUDA graphs") == 1
+    assert said in caplog.text
+    assert "graphs" not in pair.graphed.kernel
+
+
+def test_on_cpus_there_are_no_graphs(checkpoints: Checkpoints) -> None:
+    assert type(TorchBackend(1).decoder(parts_of(checkpoints))) is TorchDecoder
+
+
+@needs_gpu
+@pytest.mark.gpu
+def test_captured_passes_on_the_gpu(checkpoints: Checkpoints) -> None:
+    pair = pair_of(parts_of(checkpoints, CUDA), capture=None)
+    go_through_contexts(pair)
+    assert "in CUDA graphs" in pair.graphed.kernel

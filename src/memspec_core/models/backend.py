@@ -1,5 +1,6 @@
 """Which implementation computes a model: torch, or the native step where it can."""
 
+import os
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
@@ -9,6 +10,7 @@ from memspec_core.models.configuration import DecoderConfig
 from memspec_core.models.cuda_int4 import int4_kernel
 from memspec_core.models.decoder import Decoder, DecoderParts, FeatureDecoder, Fuse
 from memspec_core.models.gptq_kernels import gptq_linear
+from memspec_core.models.graphed_decoder import SWITCH, GraphedDecoder
 from memspec_core.models.linear import DenseLinear, Int4Linear, Int8Linear, Linear, Table
 from memspec_core.models.native.backend import NativeBackend
 from memspec_core.models.native.library import library
@@ -73,7 +75,6 @@ class TorchBackend:
     # takes dequantising as well, and the kernel for GPUs less.
     scratch_bytes = 12
     cuts_in_place = False
-    decoder = TorchDecoder
     feature_decoder = TorchFeatureDecoder
 
     def __init__(self, threads: int) -> None:
@@ -107,6 +108,11 @@ class TorchBackend:
     def cut(self, table: Table, indices: torch.Tensor) -> Linear:
         """Make a layer of some rows of a table, at 4 bits where there is a kernel, else in bf16."""
         return self.linear(rounded_where(self.takes, table.rows(indices)))
+
+    def decoder(self, parts: DecoderParts) -> Decoder:
+        """Put a decoder together; on a GPU one that replays its passes of few rows."""
+        graphed = parts.norm.device.type == "cuda" and os.environ.get(SWITCH) != "0"
+        return GraphedDecoder(parts) if graphed else TorchDecoder(parts)
 
     def cache_dtype(self, device: torch.device) -> torch.dtype:
         """Return fp32 on CPUs, where attention is fastest in it, else fp16."""
