@@ -89,7 +89,7 @@ PARAMETERS: tuple[Parameter, ...] = (
         "dtype",
         "stored",
         "Weights of the target: as stored (4 bits stay 4 bits), computed in fp32 or bf16, or the "
-        "layers rounded to int4 or int8 when loaded, where they are dense (CPU only).",
+        "layers rounded to int4 or int8 when loaded, where they are dense (int8: CPU only).",
         choices=DTYPES,
     ),
     Parameter(

@@ -164,7 +164,23 @@ def _cuda() -> str:
     total = float(torch.ones(8, device="cuda").sum())
     if total != 8.0:
         raise MemSpecError(f"a CUDA kernel computed {total} instead of 8")
-    return torch.cuda.get_device_name()
+    return f"{torch.cuda.get_device_name()}; 4-bit weights: {_cuda_int4()}"
+
+
+def _cuda_int4() -> str:
+    """Say what computes weights of 4 bits on the GPU, such as GPTQ's, having tried it."""
+    import torch
+
+    from memspec_core.models.backend import TorchBackend
+    from memspec_core.models.cuda_int4 import int4_fault
+    from memspec_core.models.quantised import Int4Weight, round_to_int4
+
+    backend, device = TorchBackend(1), torch.device("cuda")
+    rounded = round_to_int4(torch.randn(256, 256, generator=torch.Generator().manual_seed(0)))
+    weight = Int4Weight(rounded.pairs, rounded.scale, -8 * rounded.scale).to(device)
+    if not backend.takes(weight):
+        return f"torch bfloat16, since {int4_fault(device)}"
+    return backend.linear(weight).kernel
 
 
 def _ros() -> str:

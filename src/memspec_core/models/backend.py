@@ -1,12 +1,16 @@
 """Which implementation computes a model: torch, or the native step where it can."""
 
+import os
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
 
 from memspec_core.models.configuration import DecoderConfig
+from memspec_core.models.cuda_int4 import int4_kernel
 from memspec_core.models.decoder import Decoder, DecoderParts, FeatureDecoder, Fuse
+from memspec_core.models.gptq_kernels import gptq_linear
+from memspec_core.models.graphed_decoder import SWITCH, GraphedDecoder
 from memspec_core.models.linear import DenseLinear, Int4Linear, Int8Linear, Linear, Table
 from memspec_core.models.native.backend import NativeBackend
 from memspec_core.models.native.library import library
@@ -67,9 +71,10 @@ class TorchBackend:
 
     name = "torch"
     own_threads = False
-    scratch_bytes = 12  # the 4-bit kernel takes codes as int32, made from rows in fp32; as measured
+    # The 4-bit kernel for CPUs takes codes as int32, made from rows in fp32, as measured; so much
+    # takes dequantising as well, and the kernel for GPUs less.
+    scratch_bytes = 12
     cuts_in_place = False
-    decoder = TorchDecoder
     feature_decoder = TorchFeatureDecoder
 
     def __init__(self, threads: int) -> None:
@@ -80,16 +85,18 @@ class TorchBackend:
         return nullcontext()
 
     def takes(self, weight: Int4Weight | Int8Weight) -> bool:
-        """Whether there is a kernel for a weight in groups: on CPUs there are two."""
-        if weight.scale.device.type != "cpu":
-            return False
-        kind = Int4Linear if isinstance(weight, Int4Weight) else Int8Linear
-        return kind.takes(weight)  # type: ignore[arg-type]
+        """Whether there is a kernel for a weight in groups where it lies: 8 bits on CPUs only."""
+        device = weight.scale.device
+        if isinstance(weight, Int4Weight):
+            return Int4Linear.takes(weight) and int4_kernel(device) is not None
+        return Int8Linear.takes(weight) and device.type == "cpu"
 
     def linear(self, weight: Weight, bias: torch.Tensor | None = None) -> Linear:
         """Make a layer over a weight."""
         if isinstance(weight, Int4Weight):
-            return Int4Linear(weight, bias)
+            kernel = int4_kernel(weight.scale.device)
+            assert kernel is not None, "the backend takes no such weight"
+            return gptq_linear(weight, bias) or kernel(weight, bias)
         if isinstance(weight, Int8Weight):
             return Int8Linear(weight, bias)
         return DenseLinear(weight, bias)
@@ -101,6 +108,11 @@ class TorchBackend:
     def cut(self, table: Table, indices: torch.Tensor) -> Linear:
         """Make a layer of some rows of a table, at 4 bits where there is a kernel, else in bf16."""
         return self.linear(rounded_where(self.takes, table.rows(indices)))
+
+    def decoder(self, parts: DecoderParts) -> Decoder:
+        """Put a decoder together; on a GPU one that replays its passes of few rows."""
+        graphed = parts.norm.device.type == "cuda" and os.environ.get(SWITCH) != "0"
+        return GraphedDecoder(parts) if graphed else TorchDecoder(parts)
 
     def cache_dtype(self, device: torch.device) -> torch.dtype:
         """Return fp32 on CPUs, where attention is fastest in it, else fp16."""

@@ -13,6 +13,7 @@ from memspec_core.errors import CheckpointError
 from memspec_core.models.backend import Backend, TorchBackend, choose_backend
 from memspec_core.models.checkpoint import Checkpoint, open_checkpoint
 from memspec_core.models.configuration import DecoderConfig
+from memspec_core.models.cuda_int4 import int4_kernel
 from memspec_core.models.decoder import Decoder, DecoderParts, FeatureDecoder, Fuse
 from memspec_core.models.kv_cache import KeyValueCache
 from memspec_core.models.linear import DenseLinear, Linear, Table
@@ -23,7 +24,7 @@ from memspec_core.models.safetensors_files import SafetensorsFiles
 from memspec_core.models.sources import FINAL_NORM, HEAD
 from memspec_core.models.target import Target, TargetPlan
 from memspec_core.models.tokenizer import Tokenizer
-from memspec_core.models.weights import ROUNDED_BITS, WeightReader
+from memspec_core.models.weights import ROUNDED_BITS, WeightReader, planned_bytes
 from memspec_core.settings import DEFAULT
 
 MANIFEST = "manifest.json"
@@ -200,7 +201,9 @@ def plan_draft(name: str, path: str, target: TargetPlan | Target) -> DraftPlan:
             name=name,
             path=folder,
             kind=INDEPENDENT,
-            weight_bytes=checkpoint.weights.memory_bytes(None),
+            weight_bytes=planned_bytes(
+                checkpoint.weights, checkpoint.config, "stored", _device(target)
+            ),
             kv_bytes=_kv_bytes(checkpoint.config, target, backend),
             manifest=None,
             backend=backend,
@@ -217,12 +220,13 @@ def plan_draft(name: str, path: str, target: TargetPlan | Target) -> DraftPlan:
         if manifest.head_tokens % HEAD_TILE == 0
         else TorchBackend(target.backend.threads)
     )
-    file_bytes = _weights_file(folder).stat().st_size
+    file = _weights_file(folder)
+    file_bytes = file.stat().st_size
     return DraftPlan(
         name=name,
         path=folder,
         kind=manifest.kind,
-        weight_bytes=file_bytes + _head_bytes(manifest, _device(target)),
+        weight_bytes=_layer_bytes(file, _device(target)) + _head_bytes(manifest, _device(target)),
         kv_bytes=_kv_bytes(config, target, backend),
         manifest=manifest,
         backend=backend,
@@ -337,10 +341,17 @@ def _head(target: Target, ids: torch.Tensor, backend: Backend) -> Linear:
     return backend.cut(head, ids)
 
 
+def _layer_bytes(file: Path, device: torch.device) -> int:
+    """Return what the tensors of a draft's file take: 4 bits become bf16 where no kernel is."""
+    if int4_kernel(device) is not None:
+        return file.stat().st_size
+    return SafetensorsFiles([file]).memory_bytes(torch.bfloat16)
+
+
 def _head_bytes(manifest: Manifest, device: torch.device) -> int:
     weights = manifest.head_tokens * manifest.hidden_size
     fits = manifest.head_tokens % HEAD_TILE == 0 and manifest.hidden_size % GROUP_SIZE == 0
-    four_bits = device.type == "cpu" and fits
+    four_bits = fits and int4_kernel(device) is not None
     return weights * ROUNDED_BITS["int4"] // 8 if four_bits else weights * 2
 
 

@@ -69,9 +69,7 @@ class Int4Linear:
         self._scale_and_zero = (
             torch.stack((weight.scale, zero), dim=-1).transpose(0, 1).contiguous().bfloat16()
         )
-        self._packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(
-            _words(weight.pairs), self._INNER_K_TILES
-        )
+        self._packed = self._pack(weight.pairs)
         self._group_size = weight.group_size
         self._input_order = weight.input_order
         self._bias = None if bias is None else bias.bfloat16()
@@ -95,10 +93,22 @@ class Int4Linear:
         x = x.bfloat16()
         if self._input_order is not None:
             x = x.index_select(1, self._input_order)
+        y = self._product(x)
+        return y if self._bias is None else y + self._bias
+
+    def _pack(self, pairs: torch.Tensor) -> torch.Tensor:
+        """Return the codes of pairs [out, in / 2] as the kernel takes them."""
+        packed: torch.Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(
+            _words(pairs), self._INNER_K_TILES
+        )
+        return packed
+
+    def _product(self, x: torch.Tensor) -> torch.Tensor:
+        """Return x Wᵀ for rows x in bf16, in the order of the columns."""
         y: torch.Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
             x, self._packed, self._group_size, self._scale_and_zero
         )
-        return y if self._bias is None else y + self._bias
+        return y
 
 
 def _words(pairs: torch.Tensor) -> torch.Tensor:

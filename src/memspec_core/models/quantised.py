@@ -59,6 +59,16 @@ class Int4Weight:
             self.pairs[order], self.scale[order], self.minimum[order], self.input_order
         )
 
+    def to(self, device: torch.device) -> "Int4Weight":
+        """Return the weight on a device."""
+        order = self.input_order
+        return Int4Weight(
+            self.pairs.to(device),
+            self.scale.to(device),
+            self.minimum.to(device),
+            None if order is None else order.to(device),
+        )
+
     def stacks_with(self, other: "Int4Weight") -> bool:
         """Whether the two have the same groups over the same order of inputs."""
         if self.shape[1] != other.shape[1] or self.group_size != other.group_size:
@@ -126,6 +136,10 @@ class Int8Weight:
     def rows(self, order: torch.Tensor) -> "Int8Weight":
         """Return the weight with its rows in another order."""
         return Int8Weight(self.codes[order], self.scale[order])
+
+    def to(self, device: torch.device) -> "Int8Weight":
+        """Return the weight on a device."""
+        return Int8Weight(self.codes.to(device), self.scale.to(device))
 
     @staticmethod
     def stacked(weights: list["Int8Weight"]) -> "Int8Weight":

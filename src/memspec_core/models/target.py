@@ -9,6 +9,7 @@ import torch
 from memspec_core.errors import CheckpointError, SettingsError
 from memspec_core.models.backend import Backend, choose_backend
 from memspec_core.models.checkpoint import Checkpoint, open_checkpoint
+from memspec_core.models.cuda_int4 import int4_kernel
 from memspec_core.models.decoder import Decoder, DecoderParts
 from memspec_core.models.kv_cache import KeyValueCache
 from memspec_core.models.sources import EMBEDDING, FINAL_NORM, HEAD
@@ -129,11 +130,11 @@ def plan_target(
     """Look at a target without reading its weights; raises `CheckpointError`.
 
     `dtype` is "stored", "fp32", "bf16", "int4" or "int8"; the context is cut to the checkpoint's
-    own limit. Raises `SettingsError` for the last two on another device than the CPU.
+    own limit. Raises `SettingsError` for the last two on a device that has no kernel for them.
     """
-    if dtype in ROUNDED_BITS and device.type != "cpu":
+    if dtype in ROUNDED_BITS and not _rounds_to(dtype, device):
         raise SettingsError(
-            f"dtype is '{dtype}', which runs on the CPU only, but device is '{device}'; "
+            f"dtype is '{dtype}', but torch has no kernel for it on the device '{device}'; "
             "use dtype bf16."
         )
     checkpoint = open_checkpoint(path)
@@ -149,6 +150,10 @@ def plan_target(
         weight_bytes=planned_bytes(weights, config, dtype, device),
         kv_bytes=KeyValueCache.bytes_for(config, capacity, backend.cache_dtype(device)),
     )
+
+
+def _rounds_to(dtype: str, device: torch.device) -> bool:
+    return device.type == "cpu" or (dtype == "int4" and int4_kernel(device) is not None)
 
 
 def parse_device(name: str) -> torch.device:

@@ -6,6 +6,8 @@ at load), so that rotation is one complex product.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +20,37 @@ from memspec_core.models.decoder import (
     Layers,
 )
 from memspec_core.models.kv_cache import KeyValueCache
+
+
+class Window(Protocol):
+    """The places of a cache that a pass writes its rows to, and those that it may see: up to `end`.
+
+    A place is a position in the order of the tokens, along a tensor's dimension `dim`.
+    """
+
+    @property
+    def end(self) -> int:
+        """The first place that no row sees."""
+        ...
+
+    def write(self, rows: torch.Tensor, new: torch.Tensor, dim: int) -> None:
+        """Put new rows in their places."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Newest:
+    """The window of `count` rows after the first `start`: all that are there, and no more."""
+
+    start: int
+    count: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.count
+
+    def write(self, rows: torch.Tensor, new: torch.Tensor, dim: int) -> None:
+        rows.narrow(dim, self.start, self.count).copy_(new)
 
 
 class _TorchLayers(Layers):
@@ -46,31 +79,37 @@ class _TorchLayers(Layers):
     ) -> torch.Tensor:
         """Run n rows through all layers; the caller notes their tokens in the cache."""
         count, start = hidden.shape[0], cache.length
-        if parents is None:
-            positions = torch.arange(start, start + count)
-            visible = _causal(start, count) if count > 1 else None
-        else:
-            visible = _by_ancestry(start, count, parents)
-            positions = visible.sum(dim=1) - 1
+        positions, visible = placed(start, count, parents)
+        alone = count == 1 and parents is None  # and sees everything
+        mask = None if alone else self._folded(visible.to(self.device))
         rotation = self._rotation(positions.to(self.device))
-        mask = None if visible is None else self._folded(visible.to(self.device))
+        return self._pass(hidden, cache, _Newest(start, count), rotation, mask)
+
+    def _pass(
+        self,
+        hidden: torch.Tensor,
+        cache: KeyValueCache,
+        window: Window,
+        rotation: torch.Tensor,
+        mask: torch.Tensor | None,
+    ) -> torch.Tensor:
         for index, (layer, rows) in enumerate(zip(self.layers, cache.layers, strict=True)):
             normed = self._normed(hidden, layer.input_norm)
-            hidden = hidden + self._attention(layer, normed, rows, start, rotation, mask)
+            hidden = hidden + self._attention(layer, normed, rows, window, rotation, mask)
             normed = self._normed(hidden, layer.post_norm)
             gate, up = layer.gate_up(normed).chunk(2, dim=-1)
             hidden = hidden + layer.down(F.silu(gate) * up)
-            self._tap(index, hidden, cache)
+            self._tap(index, hidden, cache, window)
         return hidden
 
-    def _tap(self, index: int, hidden: torch.Tensor, cache: KeyValueCache) -> None:
+    def _tap(self, index: int, hidden: torch.Tensor, cache: KeyValueCache, window: Window) -> None:
         """Note the rows' features after a layer that is tapped."""
         if cache.features is None or index not in cache.taps:
             return
         following = self.layers[index + 1 : index + 2]
         normed = self._normed(hidden, following[0].input_norm if following else self.norm)
-        new = cache.features[cache.length : cache.length + hidden.shape[0]]
-        new.unflatten(1, (len(cache.taps), -1))[:, cache.taps.index(index)] = normed
+        features = cache.features.unflatten(1, (len(cache.taps), -1))
+        window.write(features[:, cache.taps.index(index)], normed, 0)
 
     def _normed(self, hidden: torch.Tensor, weight: torch.Tensor | None = None) -> torch.Tensor:
         return F.rms_norm(hidden, (self.config.hidden_size,), weight, self.config.norm_epsilon)
@@ -80,25 +119,25 @@ class _TorchLayers(Layers):
         layer: DecoderLayer,
         normed: torch.Tensor,
         rows: torch.Tensor,
-        start: int,
+        window: Window,
         rotation: torch.Tensor,
         mask: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Attend from n normed rows to all rows up to their own; append theirs to the cache."""
+        """Attend from n normed rows to all rows up to their own; write theirs to the cache."""
         sizes = self.config
-        count, end = normed.shape[0], start + normed.shape[0]
+        count = normed.shape[0]
         qkv = layer.qkv(normed).float().view(count, -1, sizes.head_size // 2, 2)
         rotated = torch.view_as_real(torch.view_as_complex(qkv) * rotation).flatten(-2)
         queries, keys_and_values = rotated.split((sizes.heads, 2 * sizes.kv_heads), dim=1)
-        rows[:, start:end].copy_(keys_and_values.transpose(0, 1))
+        window.write(rows, keys_and_values.transpose(0, 1), 1)
         # The query heads that share a key head become rows of one head: a single batched
         # product over kv_heads, with no copy of the keys.
         group = sizes.heads // sizes.kv_heads
         folded = queries.view(count, sizes.kv_heads, group, sizes.head_size).transpose(0, 1)
         attended = F.scaled_dot_product_attention(
             folded.reshape(1, sizes.kv_heads, count * group, sizes.head_size).to(rows.dtype),
-            rows[None, : sizes.kv_heads, :end],
-            rows[None, sizes.kv_heads :, :end],
+            rows[None, : sizes.kv_heads, : window.end],
+            rows[None, sizes.kv_heads :, : window.end],
             attn_mask=mask,
             scale=1.0,
         )
@@ -208,6 +247,19 @@ class TorchFeatureDecoder(FeatureDecoder, _TorchLayers):
             if len(proposed) == count or probability * own < worth:
                 return proposed
             state = self.follow(proposed[-1:], state, cache)
+
+
+def placed(
+    start: int, count: int, parents: Sequence[int] | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the rotary positions of n new rows, and which rows of the cache [start + n] each sees.
+
+    See `Decoder.forward` for `parents`.
+    """
+    if parents is None:
+        return torch.arange(start, start + count), _causal(start, count)
+    visible = _by_ancestry(start, count, parents)
+    return visible.sum(dim=1) - 1, visible
 
 
 def _causal(start: int, count: int) -> torch.Tensor:

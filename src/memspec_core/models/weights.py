@@ -8,6 +8,7 @@ import torch
 from memspec_core.errors import CheckpointError
 from memspec_core.models.backend import Backend
 from memspec_core.models.configuration import DecoderConfig
+from memspec_core.models.cuda_int4 import int4_kernel
 from memspec_core.models.decoder import DecoderLayer
 from memspec_core.models.linear import Linear, Table
 from memspec_core.models.quantised import (
@@ -57,7 +58,7 @@ class WeightReader:
         """Return an embedding [vocabulary, hidden]."""
         packed = self._source.int8(name) if self._dtype is None else None
         if packed is not None and self._backend.takes(packed):
-            return self._backend.table(packed)
+            return self._backend.table(packed.to(self._device))
         return self._backend.table(self.tensor(name))
 
     def linear(self, *names: str, order: torch.Tensor | None = None) -> Linear:
@@ -106,11 +107,13 @@ class WeightReader:
 
     def _in_groups(self, names: Sequence[str]) -> Int4Weight | Int8Weight | None:
         """Return the tensors stacked in groups, or None where they cannot all be so."""
-        if self._dtype is not None or self._device.type != "cpu":
+        if self._dtype is not None or int4_kernel(self._device) is None:
             return None
-        parts = [self._part_in_groups(name) for name in names]
-        stacked = _stacked(parts)
-        return stacked if stacked is not None and self._backend.takes(stacked) else None
+        stacked = _stacked([self._part_in_groups(name) for name in names])
+        if stacked is None:
+            return None
+        there = stacked.to(self._device)
+        return there if self._backend.takes(there) else None
 
     def _part_in_groups(self, name: str) -> Int4Weight | Int8Weight | None:
         if self._rounding is None or not is_rounded(self._source, name):
@@ -136,7 +139,7 @@ def planned_bytes(
     total = source.memory_bytes(DTYPES.get(dtype))
     if dtype in ROUNDED_BITS:
         return total - _saved_by_rounding(source, config, ROUNDED_BITS[dtype])
-    if dtype not in DTYPES and device.type != "cpu":  # 4 bits become bf16 there
+    if dtype not in DTYPES and int4_kernel(device) is None:  # 4 bits become bf16 there
         return max(total, source.memory_bytes(torch.bfloat16))
     return total
 
