@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memspec_core.clock import Clock
 from memspec_core.errors import CheckpointError, MemoryBudgetError
@@ -17,20 +17,41 @@ from memspec_core.speculation.proposal import Draft
 from memspec_core.strategies import USUAL_LENGTH, Context, Ranking, Strategy
 from memspec_core.strategies.utility import DraftCosts, Utility
 
+LONGEST_INTERVAL = 4
+"""So many times N, at the most, pass until the next scheduling point where costs are weighed."""
+
 _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class _Interval:
-    """What runs until the next scheduling point, and what the strategy would have run."""
+    """What runs until the next scheduling point, and what the strategy would have run.
+
+    `weighed`: whether the choice was weighed by what it costs. `times`: how often N is its length.
+    """
 
     draft: Draft | None
     wanted: str
     settings: Settings
+    weighed: bool
+    times: int = 1
+
+    def after(self, last: "_Interval") -> "_Interval":
+        """Return the interval, longer than the last one where costs are weighed and it is the same.
+
+        A ranking costs something too, and a choice that has not changed is likely to stay.
+        """
+        if not self.weighed or self.draft is not last.draft or self.name != self.wanted:
+            return self
+        return replace(self, times=min(2 * last.times, LONGEST_INTERVAL))
+
+    @property
+    def name(self) -> str:
+        return PLAIN if self.draft is None else self.draft.name
 
     @property
     def iterations(self) -> int:
-        return self.settings.scheduling_interval
+        return self.times * self.settings.scheduling_interval
 
     @property
     def length(self) -> int:
@@ -103,7 +124,7 @@ class Controller:
                 yield iteration
                 if iteration.finish_reason is not None:
                     return
-            interval = self._schedule(course, strategy, watch)
+            interval = self._schedule(course, strategy, watch).after(interval)
 
     def _schedule(self, course: Course, strategy: Strategy, watch: Stopwatch) -> _Interval:
         """Rank, take the best resident draft, and have better ones made ready."""
@@ -131,7 +152,8 @@ class Controller:
             )
         self._cache.update(ranking, name, strategy.prepares, costly)
         watch.lap(PREDICTION)
-        interval = _Interval(active, self._wanted(ranking, choice, name, costly) or PLAIN, settings)
+        wanted = self._wanted(ranking, choice, name, costly) or PLAIN
+        interval = _Interval(active, wanted, settings, weighed=utility is not None)
         if self._on_decision is not None:
             self._on_decision(self._decision(context, strategy, ranking, interval, watch))
         return interval
@@ -196,7 +218,7 @@ class Controller:
             resident=tuple(self._cache.residents),
             loading=self._cache.loading,
             wanted=interval.wanted,
-            active=PLAIN if interval.draft is None else interval.draft.name,
+            active=interval.name,
             prediction_seconds=watch.spent(PREDICTION),
             load_wait_seconds=watch.spent(LOAD_WAIT),
         )

@@ -21,6 +21,7 @@ from memspec_core.speculation.decodings import Decodings
 from memspec_core.speculation.planner import Planner
 from memspec_core.speculation.proposal import Draft
 from memspec_core.strategies import Context, GeneralStatic, Ranking, StaticStrategy
+from memspec_core.strategies.base import Outlook
 
 PROMPT = [30, 40, 50, 60]
 NAMES = ("itself", "first_layer", "other")
@@ -183,6 +184,35 @@ def test_drafts_change_at_scheduling_points_only(desk: Desk) -> None:
     changes = [i for i in range(1, len(runs)) if runs[i] != runs[i - 1]]
     assert changes
     assert all(change % 3 == 0 for change in changes)
+
+
+class Weighable(Turning):
+    """The same with rankings in tokens an iteration; it also notes after how many it ranked."""
+
+    def __init__(self, *orders: Sequence[str]) -> None:
+        super().__init__(*orders)
+        self.points: list[int] = []
+
+    def rank(self, context: Context) -> Ranking:
+        self.points.append(len(self.observed))
+        order = super().rank(context).order
+        tokens = {name: 3.0 - place for place, name in enumerate(order)}
+        return Ranking(tokens, Outlook((1.0,), lambda draft: [tokens[draft]]))
+
+
+@pytest.mark.parametrize(
+    ("cost_aware", "points"), [(True, [0, 1, 3, 7, 8, 10, 14, 18]), (False, [*range(9)])]
+)
+def test_scheduling_points_become_rarer_while_a_weighed_choice_stays(
+    target: Target, drafts: dict[str, Draft], cost_aware: bool, points: list[int]
+) -> None:
+    desk = Desk(target, drafts, scheduling_interval=1, cost_aware=cost_aware, draft_length=1)
+    pair = ("first_layer", "other")
+    for name in pair:
+        desk.cache.require(name)
+    strategy = Weighable(*[pair] * 3, *[pair[::-1]] * 9)
+    ids_of(desk.run(strategy, limit=40))
+    assert strategy.points[: len(points)] == points
 
 
 def test_settings_that_change_take_effect_in_the_next_interval(desk: Desk) -> None:
