@@ -103,6 +103,13 @@ def test_shares_and_acceptance() -> None:
     assert accepted.mean == pytest.approx(4.0)
 
 
+def test_draws_of_answers_in_which_nothing_was_accepted_leave_the_interval_finite() -> None:
+    runs = [run_of("memspec", n, 1.0, iterations=4 + n) for n in range(3)]
+    runs += [run_of("general_static", n, 1.0, iterations=(10, 11, 5)[n]) for n in range(3)]
+    found = geometric(answers_of(runs), acceptance_over("memspec", "general_static"))
+    assert 0.0 < found.low <= found.mean <= found.high < float("inf")
+
+
 # Claims and shapes
 
 

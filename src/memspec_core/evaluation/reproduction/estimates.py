@@ -133,7 +133,9 @@ def at_point(strategy: str, point: str) -> str:
 
 def geometric(answers: Answers, measure: Measure) -> Estimate:
     """Estimate the geometric mean over domains, of ratios."""
-    return _estimate(np.exp(np.log(_by_domain(answers, measure)).mean(axis=0)))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        means = np.exp(np.log(_by_domain(answers, measure)).mean(axis=0))
+    return _estimate(means)
 
 
 def arithmetic(answers: Answers, measure: Measure) -> Estimate:
@@ -167,7 +169,14 @@ class _Drawn(dict[str, Totals]):
 
 
 def _estimate(values: Array) -> Estimate:
-    low, high = np.quantile(values[1:], (0.025, 0.975))
+    """Return the first value with the interval of the others.
+
+    Draws for which there is no figure, such as a ratio to a draft that had nothing accepted, are
+    left out.
+    """
+    drawn = values[1:]
+    found = drawn[np.isfinite(drawn)]
+    low, high = np.quantile(found, (0.025, 0.975)) if len(found) else (np.nan, np.nan)
     return Estimate(float(values[0]), float(low), float(high))
 
 
