@@ -17,6 +17,7 @@ from transformers.utils import logging as transformers_logging
 
 from core.tiny import load_target, make_model, truncated
 from memspec_core.models.checkpoint import Checkpoint, open_checkpoint
+from memspec_core.models.native import layouts
 from memspec_core.models.target import Target
 from memspec_core.models.tokenizer import Tokenizer
 from memspec_core.training.export import Provenance, export_draft
@@ -42,6 +43,15 @@ def lean_process() -> Iterator[None]:
     yield
     gc.unfreeze()
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def layouts_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where drafts of tests are kept as they are in memory, instead of in the user's cache."""
+    folder = tmp_path_factory.mktemp("layouts")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layouts, "folder", lambda: folder)
+        yield folder
 
 
 @pytest.fixture(scope="session")

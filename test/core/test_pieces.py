@@ -1,5 +1,7 @@
 """Reading a draft's file in pieces, while it may change."""
 
+import errno
+import mmap
 import os
 from hashlib import sha256
 from pathlib import Path
@@ -48,6 +50,31 @@ def test_a_file_that_changes_while_it_is_read(length: int, file: Path) -> None:
 
     with pytest.raises(CheckpointError, match="changed while it was read"):
         read_file(file, change, unknown)
+
+
+def test_a_disc_that_does_not_write_into_our_memory(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def refuse(path: Path, flags: int) -> int:
+        asked.append(flags)
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return os_open(path, flags)
+
+    os_open = os.open
+    monkeypatch.setattr("memspec_core.models.pieces.os.open", refuse)
+    assert read_file(file, at_once, unknown).data.numpy().tobytes() == CONTENT
+    assert [bool(flags & os.O_DIRECT) for flags in asked] == [True, False]
+
+
+@pytest.mark.parametrize("size", [0, 1, mmap.PAGESIZE, 2 * PIECE_BYTES])
+def test_files_of_any_size(size: int, file: Path) -> None:
+    file.write_bytes(CONTENT[:size])
+    read = read_file(file, at_once, unknown)
+    assert read.data.numpy().tobytes() == CONTENT[:size]
+    assert read.sha256 == sha256(CONTENT[:size]).hexdigest()
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:

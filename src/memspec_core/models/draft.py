@@ -17,6 +17,8 @@ from memspec_core.models.cuda_int4 import int4_kernel
 from memspec_core.models.decoder import Decoder, DecoderParts, FeatureDecoder, Fuse
 from memspec_core.models.kv_cache import KeyValueCache
 from memspec_core.models.linear import DenseLinear, Linear, Table
+from memspec_core.models.native.backend import NativeBackend
+from memspec_core.models.native.layouts import Layout
 from memspec_core.models.pieces import FileVersion, Pace, at_once, forget, read_ahead, read_file
 from memspec_core.models.places import brought_along, model_places
 from memspec_core.models.quantised import GROUP_SIZE
@@ -115,27 +117,48 @@ class DraftPlan:
                 f"The draft in {self.path} needs the target's hidden states after the layers "
                 f"{list(self.taps)}, but those after {list(target.cache.taps)} are kept."
             )
-        source = self._source(self.manifest, target, pace)
+        parts, fuse = self._feature_parts(self.manifest, target, pace)
+        decoder = self.backend.feature_decoder(parts, fuse)
+        return decoder, self._new_cache(decoder.config, target)
+
+    def _feature_parts(
+        self, manifest: Manifest, target: Target, pace: Pace
+    ) -> tuple[DecoderParts, Fuse]:
+        """Take the parts from where they are kept as they are in memory, or make and keep them."""
+        layout = self._layout(manifest, target)
+        if layout is not None:
+            _require_tokens(self.path, manifest, target)
+            config = _truncated_config(target.decoder.config, manifest, self.path)
+            kept = layout.read(config, target.decoder, pace, self._verified)
+            if kept is not None:
+                return kept
+        source = self._source(manifest, target, pace)
         with target.backend.lending():
-            reader, parts = self._shared_parts(self.manifest, target, source)
-            hidden = parts.config.hidden_size
-            reader.require_shape(FUSE_FEATURES, (hidden, len(self.taps) * hidden))
-            reader.require_shape(FUSE_INPUT, (hidden, 2 * hidden))
-            fuse = Fuse(
-                reader.linear(FUSE_FEATURES),
-                reader.linear(FUSE_INPUT),
-                target.decoder.layers[0].input_norm,
-            )
-            decoder = self.backend.feature_decoder(parts, fuse)
-            return decoder, self._new_cache(decoder.config, target)
+            reader, parts = self._shared_parts(manifest, target, source)
+            fuse = self._fuse(reader, target.decoder)
+            if layout is not None:
+                layout.write(parts, fuse)
+        return parts, fuse
+
+    def _layout(self, manifest: Manifest, target: Target) -> Layout | None:
+        """Return where the weights may be kept as they are in memory, None where nowhere."""
+        if not isinstance(self.backend, NativeBackend):
+            return None
+        version = FileVersion.of(_weights_file(self.path))
+        made_from = (manifest.weights_sha256, manifest.layers, version.size, version.mtime_ns)
+        rows_from = (manifest.target_sha256, target.decoder.head.kernel)
+        return Layout(self.path, repr((made_from, rows_from)), self.backend)
+
+    def _fuse(self, reader: WeightReader, decoder: Decoder) -> Fuse:
+        hidden = decoder.config.hidden_size
+        reader.require_shape(FUSE_FEATURES, (hidden, len(self.taps) * hidden))
+        reader.require_shape(FUSE_INPUT, (hidden, 2 * hidden))
+        features, both = reader.linear(FUSE_FEATURES), reader.linear(FUSE_INPUT)
+        return Fuse(features, both, decoder.layers[0].input_norm)
 
     def _source(self, manifest: Manifest, target: Target, pace: Pace) -> SafetensorsFiles:
         """Read the weights of a draft that shares the target's embedding and head."""
-        if manifest.tokenizer_sha256 != target.tokenizer.sha256():
-            raise CheckpointError(
-                f"The draft in {self.path} was made for another tokenizer than that of "
-                f"{target.checkpoint.path}; make one with memspec distill."
-            )
+        _require_tokens(self.path, manifest, target)
         return self._weights(manifest, pace, pinned=target.decoder.device.type == "cuda")
 
     def _shared_parts(
@@ -312,6 +335,15 @@ def _truncated_config(sizes: DecoderConfig, manifest: Manifest, folder: Path) ->
         "context_tokens": manifest.context_tokens,
     }
     return DecoderConfig(**fields)
+
+
+def _require_tokens(folder: Path, manifest: Manifest, target: Target) -> None:
+    """Raise `CheckpointError` where a draft was made for another tokenizer."""
+    if manifest.tokenizer_sha256 != target.tokenizer.sha256():
+        raise CheckpointError(
+            f"The draft in {folder} was made for another tokenizer than that of "
+            f"{target.checkpoint.path}; make one with memspec distill."
+        )
 
 
 def _require_this_target(folder: Path, manifest: Manifest, checkpoint: Checkpoint) -> None:

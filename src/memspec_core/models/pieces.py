@@ -1,6 +1,10 @@
 """Reading files in pieces, so that what decodes meanwhile keeps its share of the memory's rate."""
 
+import contextlib
+import errno
 import hashlib
+import io
+import mmap
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +15,9 @@ import torch
 from memspec_core.errors import CheckpointError
 
 PIECE_BYTES = 1 << 20
+
+_DIRECT = getattr(os, "O_DIRECT", 0)
+_HUGE_PAGE_BYTES = 1 << 21
 
 Pace = Callable[[int], None]
 """Told of the bytes of each piece that was read; it may wait, and what it raises ends the load."""
@@ -28,6 +35,21 @@ class FileVersion:
     size: int
     mtime_ns: int
 
+    @classmethod
+    def of(cls, path: Path) -> "FileVersion":
+        """Look at a file; raises `CheckpointError`."""
+        try:
+            found = path.stat()
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        return cls(path, found.st_size, found.st_mtime_ns)
+
+    @classmethod
+    def of_open(cls, path: Path, descriptor: int) -> "FileVersion":
+        """Look at what was opened of a file."""
+        found = os.fstat(descriptor)
+        return cls(path, found.st_size, found.st_mtime_ns)
+
 
 @dataclass(frozen=True)
 class ReadFile:
@@ -43,29 +65,66 @@ def read_file(
 ) -> ReadFile:
     """Read a file into memory, and hash it unless its version is known.
 
-    `pinned`: into memory that a GPU copies from by itself. The system's own copy of the file is
-    dropped. Raises `CheckpointError`, also where the file changes or ends while it is read.
+    The disc writes straight into that memory where the file system lets it, which takes a core a
+    quarter of the time; else the system's own copy of the file is dropped. `pinned`: into memory
+    that a GPU copies from by itself. Raises `CheckpointError`, also where the file changes or ends
+    while it is read.
     """
     try:
-        with path.open("rb", buffering=0) as file:
-            version = _version(path, file.fileno())
-            data = torch.empty(version.size, dtype=torch.uint8, pin_memory=pinned)
-            digest = None if is_known(version) else hashlib.sha256()
-            view = data.numpy().data
-            place = 0
-            while count := file.readinto(view[place : place + PIECE_BYTES]):
-                if digest is not None:
-                    digest.update(view[place : place + count])
-                place += count
-                pace(count)
-            _forget(file.fileno())
-            if place < version.size or _version(path, file.fileno()) != version:
-                raise CheckpointError(f"{path} changed while it was read; copy the draft again.")
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path} is missing; copy the draft again.") from error
+        try:
+            return _read(path, pace, is_known, pinned, _DIRECT)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            return _read(path, pace, is_known, pinned, 0)
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}.") from error
-    return ReadFile(data, version, digest.hexdigest() if digest else "")
+        raise _unreadable(path, error) from error
+
+
+def _read(
+    path: Path, pace: Pace, is_known: Callable[[FileVersion], bool], pinned: bool, flags: int
+) -> ReadFile:
+    with io.FileIO(path, opener=lambda name, how: os.open(name, how | flags)) as file:
+        version = FileVersion.of_open(path, file.fileno())
+        data = _memory(version.size + 1, pinned)
+        digest = None if is_known(version) else hashlib.sha256()
+        view = data.numpy().data
+        place = 0
+        while count := file.readinto(view[place : place + PIECE_BYTES]):
+            if digest is not None:
+                digest.update(view[place : place + count])
+            place += count
+            pace(count)
+        _forget(file.fileno())
+        if place != version.size or FileVersion.of_open(path, file.fileno()) != version:
+            raise CheckpointError(f"{path} changed while it was read; copy the draft again.")
+    return ReadFile(data[:place], version, digest.hexdigest() if digest else "")
+
+
+def _memory(size: int, pinned: bool) -> torch.Tensor:
+    """Return whole pages for so many bytes, where the system has huge pages mostly such.
+
+    Getting pages of the usual size would take a core as long as the disc takes to fill them.
+    """
+    size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+    if pinned:
+        some = torch.empty(size + mmap.PAGESIZE, dtype=torch.uint8, pin_memory=True)
+        return some[_to_boundary(some, mmap.PAGESIZE) :][:size]
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # shared memory has no huge pages
+    room = mmap.mmap(-1, size + 2 * _HUGE_PAGE_BYTES, flags=private)
+    whole = torch.frombuffer(room, dtype=torch.uint8)
+    start = _to_boundary(whole, _HUGE_PAGE_BYTES)
+    # The last one pays where it is filled by half.
+    huge_bytes = (size + _HUGE_PAGE_BYTES // 2) // _HUGE_PAGE_BYTES * _HUGE_PAGE_BYTES
+    if huge_bytes and hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without huge pages
+            room.madvise(mmap.MADV_HUGEPAGE, start, huge_bytes)
+    return whole[start:][:size]
+
+
+def _to_boundary(memory: torch.Tensor, size: int) -> int:
+    """Return how many bytes lie before the first address that is a multiple of a size."""
+    return -memory.data_ptr() % size
 
 
 def read_ahead(path: Path, pace: Pace) -> None:
@@ -76,7 +135,7 @@ def read_ahead(path: Path, pace: Pace) -> None:
             while count := file.readinto(piece):
                 pace(count)
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}.") from error
+        raise _unreadable(path, error) from error
 
 
 def forget(path: Path) -> None:
@@ -88,9 +147,10 @@ def forget(path: Path) -> None:
         return  # and its copy went with it
 
 
-def _version(path: Path, descriptor: int) -> FileVersion:
-    found = os.fstat(descriptor)
-    return FileVersion(path, found.st_size, found.st_mtime_ns)
+def _unreadable(path: Path, error: OSError) -> CheckpointError:
+    if isinstance(error, FileNotFoundError):
+        return CheckpointError(f"{path} is missing; copy the draft again.")
+    return CheckpointError(f"{path} cannot be read: {error.strerror or error}.")
 
 
 def _forget(descriptor: int) -> None:

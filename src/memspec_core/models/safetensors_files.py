@@ -52,10 +52,15 @@ class SafetensorsFiles:
         return cls([folder / name for name in names])
 
     @classmethod
-    def of_bytes(cls, file: Path, data: torch.Tensor) -> "SafetensorsFiles":
-        """Open the bytes (uint8) that were read from a file; raises `CheckpointError`."""
+    def of_bytes(
+        cls, file: Path, data: torch.Tensor, *, are_views: bool = False
+    ) -> "SafetensorsFiles":
+        """Open the bytes (uint8) that were read from a file; raises `CheckpointError`.
+
+        `are_views`: its tensors keep the file's bytes, instead of being copies.
+        """
         files = cls([])
-        files._add(file, _HeldFile(file, data))
+        files._add(file, _HeldFile(file, data, are_views or data.is_pinned()))
         return files
 
     def names(self) -> list[str]:
@@ -169,8 +174,9 @@ class _HeldFile:
     A mapped file would end the process where somebody truncates it.
     """
 
-    def __init__(self, file: Path, data: torch.Tensor) -> None:
+    def __init__(self, file: Path, data: torch.Tensor, are_views: bool) -> None:
         self._data = data
+        self._are_views = are_views
         try:
             length = int.from_bytes(data[:8].numpy().tobytes(), "little")
             self._start = 8 + length
@@ -189,11 +195,11 @@ class _HeldFile:
         return self._slices[name]
 
     def get_tensor(self, name: str) -> torch.Tensor:
-        """Return a tensor that does not keep the file's bytes, unless a GPU takes it from them."""
+        """Return a tensor, as a view where that is wanted and it lies at a fitting place."""
         part = self._slices[name]
         begin, end = (self._start + offset for offset in part.data_offsets)
         values = self._data[begin:end]
-        if not self._data.is_pinned() or begin % part.torch_dtype.itemsize:
+        if not self._are_views or begin % part.torch_dtype.itemsize:
             values = values.clone()
         return values.view(part.torch_dtype).view(part.shape)
 

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -58,7 +59,8 @@ class NativeLinear:
         threads: SharedThreads,
     ) -> None:
         self._threads = threads
-        packed = weight if isinstance(weight, Packed) else pack(weight, library)
+        self.packed = packed = weight if isinstance(weight, Packed) else pack(weight, library)
+        self.bias = None if bias is None else bias.float().contiguous()
         order = packed.input_order
         self.kernel = f"native {packed.format_name} (AVX-512)"
         self.weight_bytes = packed.values.nbytes + (0 if order is None else 4 * order.numel())
@@ -69,7 +71,7 @@ class NativeLinear:
             packed.outputs,
             packed.inputs,
             packed.group_size,
-            None if bias is None else bias.float().contiguous(),
+            self.bias,
             None if order is None else order.to(torch.int32).contiguous(),
         )
 
@@ -224,7 +226,7 @@ class NativeFeatureDecoder(_NativeLayers, FeatureDecoder):
 
 
 class NativeBackend:
-    """Makes native layers and decoders."""
+    """Makes native layers and decoders; `layout` names how their weights lie in memory."""
 
     name = "native"
     own_threads = True
@@ -235,6 +237,7 @@ class NativeBackend:
 
     def __init__(self, library: ModuleType, threads: int) -> None:
         self._library = library
+        self.layout = Path(library.__file__ or "").stem
         self.threads = threads
         self._shared = SharedThreads(threads)
 
@@ -263,6 +266,10 @@ class NativeBackend:
             weight = weight.bfloat16()
         return NativeLinear(self._library, weight, bias, self._shared)
 
+    def laid_out(self, packed: Packed, bias: torch.Tensor | None) -> NativeLinear:
+        """Make a layer over a weight that is laid out already."""
+        return NativeLinear(self._library, packed, bias, self._shared)
+
     def table(self, weight: Int8Weight | torch.Tensor) -> NativeLinear:
         """Make an embedding."""
         return self.linear(weight)
@@ -270,7 +277,7 @@ class NativeBackend:
     def cut(self, table: Table, indices: torch.Tensor) -> NativeLinear:
         """Make a layer of some rows of a table, at 4 bits where they are whole tiles."""
         if isinstance(table, NativeLinear) and len(indices) % TILE == 0:
-            return NativeLinear(self._library, table.rounded_rows(indices), None, self._shared)
+            return self.laid_out(table.rounded_rows(indices), None)
         return self.linear(rounded_where(self.takes, table.rows(indices)))
 
     def decoder(self, parts: DecoderParts) -> NativeDecoder:

@@ -124,7 +124,7 @@ def library_path() -> Path:
     sources = [(file.name, file.read_bytes()) for file in _sources()]
     made_for = (torch.__version__, sys.implementation.cache_tag, platform.machine(), *_FLAGS)
     digest = hashlib.sha256(repr((sources, made_for)).encode()).hexdigest()
-    return _cache_folder() / "memspec" / f"{_NAME}-{digest[:16]}.so"
+    return cache_folder() / f"{_NAME}-{digest[:16]}.so"
 
 
 def _sources() -> list[Path]:
@@ -132,10 +132,11 @@ def _sources() -> list[Path]:
     return sorted([_SOURCE, *_SOURCE.parent.glob("*.h")])
 
 
-def _cache_folder() -> Path:
+def cache_folder() -> Path:
+    """Return the project's folder in the user's cache; raises `NativeUnavailableError`."""
     chosen = os.environ.get("XDG_CACHE_HOME")
     try:
-        return Path(chosen) if chosen else Path.home() / ".cache"
+        return (Path(chosen) if chosen else Path.home() / ".cache") / "memspec"
     except RuntimeError as error:
         raise NativeUnavailableError(
             "The native step has no place: there is no home folder, and XDG_CACHE_HOME is not set."
