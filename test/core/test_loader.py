@@ -1,6 +1,8 @@
 """The background thread that loads drafts."""
 
 import gc
+import os
+import sys
 import threading
 import weakref
 
@@ -9,7 +11,7 @@ import pytest
 from core.tiny import ManualClock
 from memspec_core.errors import CheckpointError
 from memspec_core.models.pieces import Pace
-from memspec_core.residency.loader import STALL_SECONDS, DraftLoader
+from memspec_core.residency.loader import LOADER_NICENESS, STALL_SECONDS, DraftLoader
 from memspec_core.residency.pace import LoadAbandonedError, LoadPace, load_rate
 from memspec_core.speculation.proposal import Draft, Proposal
 
@@ -37,6 +39,23 @@ class NamedDraft:
 
 def named(name: str, pace: Pace) -> Draft:
     return NamedDraft(name)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have no priorities of their own")
+def test_loads_stand_back_behind_what_decodes() -> None:
+    found = []
+
+    def load(name: str, pace: Pace) -> Draft:
+        found.append(os.getpriority(os.PRIO_PROCESS, 0))
+        return NamedDraft(name)
+
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    loader = DraftLoader(load, ManualClock())
+    loader.start("a")
+    loader.wait()
+    loader.close()
+    assert found == [min(19, before + LOADER_NICENESS)]
+    assert os.getpriority(os.PRIO_PROCESS, 0) == before
 
 
 def test_drafts_are_loaded_in_the_order_asked_for() -> None:

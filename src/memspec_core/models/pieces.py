@@ -14,7 +14,7 @@ import torch
 
 from memspec_core.errors import CheckpointError
 
-PIECE_BYTES = 1 << 20
+PIECE_BYTES = 1 << 22
 
 _DIRECT = getattr(os, "O_DIRECT", 0)
 _HUGE_PAGE_BYTES = 1 << 21

@@ -2,7 +2,9 @@
 
 import contextlib
 import logging
+import os
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +23,13 @@ STALL_SECONDS = 60.0
 
 CLOSE_SECONDS = 5.0
 """So long `close` waits for a load that does not end; its thread ends with the process then."""
+
+LOADER_NICENESS = 10
+"""How far the thread stands back behind those that decode, in the system's steps.
+
+On two cores a pass whose threads wait for one another took up to 1.4 times as long beside a load
+then, against 2.4 times, and a load 3 iterations instead of 1.5.
+"""
 
 _LOOK_SECONDS = 0.05
 _LOG = logging.getLogger(__name__)
@@ -128,6 +137,7 @@ class DraftLoader:
 
     def _run(self) -> None:
         torch.set_num_threads(1)  # here; the cores are the decoder's
+        _stand_back()
         with _own_stream(self._device):
             while (name := self._wanted.get()) is not None and not self._closing:
                 load = _LoadUnderWay(name, self._clock.now())
@@ -186,6 +196,13 @@ class DraftLoader:
 
 def _closed(name: str, pace: Pace) -> Draft:
     raise MemSpecError(f"The draft {name} cannot be loaded: the loader is closed.")
+
+
+def _stand_back() -> None:
+    """Lower the calling thread's priority, where the system knows priorities of threads."""
+    if sys.platform == "linux":
+        niceness = os.getpriority(os.PRIO_PROCESS, 0) + LOADER_NICENESS
+        os.setpriority(os.PRIO_PROCESS, 0, min(19, niceness))
 
 
 def _own_stream(device: torch.device) -> contextlib.AbstractContextManager[object]:

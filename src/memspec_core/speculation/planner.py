@@ -51,7 +51,7 @@ FEW_ROWS = 4
 LEAST_OF_USUAL = 0.25
 """Later rows take more than the first, where a pass is no longer bound by reading weights."""
 
-LOST_BESIDE_A_LOAD = {"cpu": 0.7, "cuda": 0.15}
+LOST_BESIDE_A_LOAD = {"cpu": 0.22, "cuda": 0.15}
 """Share of a load's time that decoding loses: on CPUs they need the same cores (measured by
 `benchmarks/load_interference.py` on two), on a GPU the same memory alone (assumed)."""
 
