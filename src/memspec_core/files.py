@@ -13,13 +13,17 @@ from memspec_core.errors import CacheMismatchError, OutputError
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file to write, which appears at `path` when the block has ended well."""
+    """Open a file to write, which appears at `path` when the block has ended well, else nowhere."""
     partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    try:
+        with partial.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def check_output(path: Path, *, may_replace: bool) -> None:

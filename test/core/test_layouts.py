@@ -1,9 +1,10 @@
 """Drafts kept on disc as the native step has them in memory."""
 
+import errno
 import logging
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from transformers import PreTrainedModel
 from core.conftest import Checkpoints
 from core.tiny import CPU, load_feature_draft, load_target, make_model, write_feature_draft
 from memspec_core.errors import CheckpointError
+from memspec_core.models.decoder import FeatureDecoder
 from memspec_core.models.draft import WEIGHTS, DraftPlan, plan_draft
 from memspec_core.models.native import layouts
 from memspec_core.models.native.backend import NativeLinear
@@ -96,11 +98,10 @@ def test_a_draft_is_kept_and_taken_from_there_bit_for_bit(
     assert files(kept) == [file]
 
 
-def linears(decoder: object) -> Iterator[NativeLinear]:
-    for layer in decoder.layers:  # type: ignore[attr-defined]
+def linears(decoder: FeatureDecoder) -> Iterator[NativeLinear]:
+    for layer in decoder.layers:
         yield from (layer.qkv, layer.output, layer.gate_up, layer.down)
-    yield decoder.head  # type: ignore[attr-defined]
-    yield from (decoder.fuse.features, decoder.fuse.input)  # type: ignore[attr-defined]
+    yield from (decoder.head, decoder.fuse.features, decoder.fuse.input)
 
 
 def test_one_that_was_made_from_other_weights_is_made_anew(
@@ -132,12 +133,16 @@ def test_weights_that_are_gone_or_cut_are_missed_though_the_draft_is_kept(
 
 @pytest.mark.parametrize("harm", [spoil, lambda path: os.truncate(path, 100)])
 def test_a_kept_draft_that_is_damaged_is_made_anew(
-    harm: object, draft: Path, target: Target, kept: Path, caplog: pytest.LogCaptureFixture
+    harm: Callable[[Path], None],
+    draft: Path,
+    target: Target,
+    kept: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     proposed = proposal(draft, target)
     (file,) = files(kept)
     whole = file.read_bytes()
-    harm(file)  # type: ignore[operator]
+    harm(file)
 
     with caplog.at_level(logging.WARNING):
         assert proposal(draft, target) == proposed
@@ -172,6 +177,17 @@ def test_nothing_depends_on_a_place_to_keep_it(
 
     monkeypatch.setattr(layouts, "folder", nowhere)
     assert proposal(draft, target) == proposed
+
+
+def test_a_full_disc_is_left_as_it_was(
+    draft: Path, target: Target, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("memspec_core.files.os.fsync", full)
+    plan(draft, target).load_feature(target)
+    assert list(kept.iterdir()) == []
 
 
 def test_kept_drafts_of_folders_that_are_gone_are_deleted(

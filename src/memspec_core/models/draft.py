@@ -101,7 +101,8 @@ class DraftPlan:
         if self.manifest is None:
             decoder = _load_full(self.path, target, pace)
         else:
-            source = self._source(self.manifest, target, pace)
+            _require_tokens(self.path, self.manifest, target)
+            source = self._weights(self.manifest, target, pace)
             with target.backend.lending():
                 _, parts = self._shared_parts(self.manifest, target, source)
                 decoder = self.backend.decoder(parts)
@@ -125,19 +126,19 @@ class DraftPlan:
         self, manifest: Manifest, target: Target, pace: Pace
     ) -> tuple[DecoderParts, Fuse]:
         """Take the parts from where they are kept as they are in memory, or make and keep them."""
+        _require_tokens(self.path, manifest, target)
         layout = self._layout(manifest, target)
         if layout is not None:
-            _require_tokens(self.path, manifest, target)
             config = _truncated_config(target.decoder.config, manifest, self.path)
             kept = layout.read(config, target.decoder, pace, self._verified)
             if kept is not None:
                 return kept
-        source = self._source(manifest, target, pace)
+        source = self._weights(manifest, target, pace)
         with target.backend.lending():
             reader, parts = self._shared_parts(manifest, target, source)
             fuse = self._fuse(reader, target.decoder)
-            if layout is not None:
-                layout.write(parts, fuse)
+        if layout is not None:
+            layout.write(parts, fuse)
         return parts, fuse
 
     def _layout(self, manifest: Manifest, target: Target) -> Layout | None:
@@ -155,11 +156,6 @@ class DraftPlan:
         reader.require_shape(FUSE_INPUT, (hidden, 2 * hidden))
         features, both = reader.linear(FUSE_FEATURES), reader.linear(FUSE_INPUT)
         return Fuse(features, both, decoder.layers[0].input_norm)
-
-    def _source(self, manifest: Manifest, target: Target, pace: Pace) -> SafetensorsFiles:
-        """Read the weights of a draft that shares the target's embedding and head."""
-        _require_tokens(self.path, manifest, target)
-        return self._weights(manifest, pace, pinned=target.decoder.device.type == "cuda")
 
     def _shared_parts(
         self, manifest: Manifest, target: Target, source: SafetensorsFiles
@@ -179,9 +175,9 @@ class DraftPlan:
             ids,
         )
 
-    def _weights(self, manifest: Manifest, pace: Pace, *, pinned: bool) -> SafetensorsFiles:
+    def _weights(self, manifest: Manifest, target: Target, pace: Pace) -> SafetensorsFiles:
         """Read the weights' file; its checksum is verified once for each version of the file."""
-        file = self.path / WEIGHTS
+        file, pinned = self.path / WEIGHTS, target.decoder.device.type == "cuda"
         read = read_file(file, pace, self._verified.__contains__, pinned=pinned)
         if read.sha256 and read.sha256 != manifest.weights_sha256:
             raise CheckpointError(

@@ -27,8 +27,8 @@ CLOSE_SECONDS = 5.0
 LOADER_NICENESS = 10
 """How far the thread stands back behind those that decode, in the system's steps.
 
-On two cores a pass whose threads wait for one another took up to 1.4 times as long beside a load
-then, against 2.4 times, and a load 3 iterations instead of 1.5.
+On two cores a pass, whose threads wait for one another, took 1.2 times as long beside a load then,
+in the median, against 1.5 times, and a load 3 iterations instead of 1.5.
 """
 
 _LOOK_SECONDS = 0.05

@@ -10,8 +10,6 @@ in the checksum of its bytes. What fits no longer is deleted when something is w
 
 import json
 import logging
-import os
-import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from hashlib import sha256
@@ -22,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from memspec_core.errors import CheckpointError
+from memspec_core.files import whole_file
 from memspec_core.models.configuration import DecoderConfig
 from memspec_core.models.decoder import Decoder, DecoderLayer, DecoderParts, Fuse
 from memspec_core.models.linear import Linear, Table
@@ -80,7 +79,10 @@ class Layout:
         content = _content(self.draft, _named(parts, fuse))
         name = f"{self._beginning}-{sha256(content).hexdigest()}.safetensors"
         try:
-            _write_whole(folder() / name, content)
+            folder().mkdir(parents=True, exist_ok=True)
+            # Another process may be writing the same bytes: the checksum tells what came of that.
+            with whole_file(folder() / name) as file:
+                file.write(content)
         except (OSError, NativeUnavailableError) as error:
             _LOG.info("The draft in %s is not kept as it is in memory: %s", self.draft, error)
             return
@@ -95,8 +97,10 @@ class Layout:
 
     def _is_outdated(self, path: Path) -> bool:
         """Whether a kept draft is this one made from something else, or its folder is gone."""
-        ours = _short(str(self.draft.resolve()))
-        return path.name.startswith(f"{ours}-") or not _draft_of(path).is_dir()
+        if path.name.startswith(f"{_short(str(self.draft.resolve()))}-"):
+            return True
+        draft = _draft_of(path)
+        return draft is None or not draft.is_dir()
 
     def _files(self, pattern: str) -> list[Path]:
         try:
@@ -119,17 +123,17 @@ class _Kept:
     def parts(self, config: DecoderConfig, embedding: Table) -> DecoderParts:
         layers = [
             DecoderLayer(
-                input_norm=self._tensor(f"{index}.input_norm"),
+                input_norm=self._files.raw(f"{index}.input_norm"),
                 qkv=self._linear(f"{index}.qkv"),
                 output=self._linear(f"{index}.output"),
-                post_norm=self._tensor(f"{index}.post_norm"),
+                post_norm=self._files.raw(f"{index}.post_norm"),
                 gate_up=self._linear(f"{index}.gate_up"),
                 down=self._linear(f"{index}.down"),
             )
             for index in range(config.layers)
         ]
-        norm, head = self._tensor("norm"), self._linear("head")
-        ids = self._tensor("head_token_ids").to(torch.int64)
+        norm, head = self._files.raw("norm"), self._linear("head")
+        ids = self._files.raw("head_token_ids").to(torch.int64)
         return DecoderParts(config, embedding, layers, norm, head, ids)
 
     def fuse(self, target: Decoder) -> Fuse:
@@ -139,15 +143,12 @@ class _Kept:
     def _linear(self, name: str) -> NativeLinear:
         try:
             shape = dict(self._contents[name])
-            values = self._tensor(f"{name}.values")[: shape.pop("value_bytes")]
-            order = self._tensor(f"{name}.order") if self._files.has(f"{name}.order") else None
-            bias = self._tensor(f"{name}.bias") if self._files.has(f"{name}.bias") else None
+            values = self._files.raw(f"{name}.values")[: shape.pop("value_bytes")]
+            order = self._files.raw(f"{name}.order") if self._files.has(f"{name}.order") else None
+            bias = self._files.raw(f"{name}.bias") if self._files.has(f"{name}.bias") else None
             return self._backend.laid_out(Packed(values=values, input_order=order, **shape), bias)
         except (KeyError, TypeError, RuntimeError) as error:
             raise CheckpointError(f"{self._files.where}: {name} does not fit: {error}.") from error
-
-    def _tensor(self, name: str) -> torch.Tensor:
-        return self._files.raw(name)
 
 
 def _named(parts: DecoderParts, fuse: Fuse) -> Iterator[tuple[str, torch.Tensor | Linear]]:
@@ -215,25 +216,13 @@ def _checked(path: Path, pace: Pace, verified: set[FileVersion]) -> SafetensorsF
     return SafetensorsFiles.of_bytes(path, read.data, are_views=True)
 
 
-def _write_whole(path: Path, content: bytes) -> None:
-    """Write a file that others may be writing at the same time."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="writing-", dir=path.parent) as own:
-        made = Path(own) / path.name
-        with made.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        made.replace(path)
-
-
-def _draft_of(path: Path) -> Path:
+def _draft_of(path: Path) -> Path | None:
     """Return the folder of the draft that a file keeps; one that is unreadable keeps none."""
     try:
         with safe_open(path, framework="pt") as file:
             return Path(json.loads(file.metadata()["draft"]))
     except (OSError, SafetensorError, ValueError, KeyError, TypeError):
-        return path / "nowhere"
+        return None
 
 
 def folder() -> Path:
