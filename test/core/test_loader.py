@@ -11,6 +11,7 @@ import pytest
 from core.tiny import ManualClock
 from memspec_core.errors import CheckpointError
 from memspec_core.models.pieces import Pace
+from memspec_core.residency import loader as loader_module
 from memspec_core.residency.loader import LOADER_NICENESS, STALL_SECONDS, DraftLoader
 from memspec_core.residency.pace import LoadAbandonedError, LoadPace, load_rate
 from memspec_core.speculation.proposal import Draft, Proposal
@@ -112,6 +113,26 @@ def test_seconds_are_those_of_the_clock() -> None:
     loader = DraftLoader(load, clock)
     loader.start("a")
     assert loader.wait().seconds == 2.5
+    loader.close()
+
+
+def test_a_load_counts_from_when_it_was_asked_for_and_the_one_before_had_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    late, clock = threading.Event(), ManualClock()
+
+    def load(name: str, pace: Pace) -> Draft:
+        clock.seconds += 10.0
+        return NamedDraft(name)
+
+    monkeypatch.setattr(loader_module, "_stand_back", lambda: late.wait(10))
+    loader = DraftLoader(load, clock)
+    loader.start("a")
+    clock.seconds += 3.0  # the thread comes late
+    loader.start("b")
+    clock.seconds += 1.0
+    late.set()
+    assert [loader.wait().seconds for _ in range(2)] == [14.0, 10.0]
     loader.close()
 
 

@@ -40,7 +40,11 @@ Load = Callable[[str, Pace], Draft]
 
 @dataclass(frozen=True)
 class FinishedLoad:
-    """A load that has ended: the draft, or the sentence that says why there is none."""
+    """A load that has ended: the draft, or the sentence that says why there is none.
+
+    `seconds`: since it was asked for, or since the load before it ended. The thread, which stands
+    back, may begin late on busy cores, and whoever waits for a draft waits for that as well.
+    """
 
     name: str
     seconds: float
@@ -50,6 +54,8 @@ class FinishedLoad:
 
 @dataclass
 class _LoadUnderWay:
+    """`started`: when it could have begun."""
+
     name: str
     started: float
     abandoned: threading.Event = field(default_factory=threading.Event)
@@ -81,7 +87,7 @@ class DraftLoader:
         self._sleep = sleep
         self._close_seconds = close_seconds
         self._bytes_per_second = float("inf")
-        self._wanted: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._wanted: queue.SimpleQueue[tuple[str, float] | None] = queue.SimpleQueue()
         self._finished: queue.SimpleQueue[FinishedLoad] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._under_way: _LoadUnderWay | None = None
@@ -101,7 +107,7 @@ class DraftLoader:
             error = f"The draft {name} cannot be loaded: its last load still hangs; check the disc."
             self._finished.put(FinishedLoad(name, 0.0, error=error))
         else:
-            self._wanted.put(name)
+            self._wanted.put((name, self._clock.now()))
 
     def finished(self) -> list[FinishedLoad]:
         """Take over all loads that have ended since the last call."""
@@ -131,20 +137,23 @@ class DraftLoader:
         self._load = _closed
 
     def _begin_thread(self) -> threading.Thread:
-        thread = threading.Thread(target=self._run, name="memspec-loader", daemon=True)
+        now = self._clock.now()
+        thread = threading.Thread(target=self._run, args=(now,), name="memspec-loader", daemon=True)
         thread.start()
         return thread
 
-    def _run(self) -> None:
+    def _run(self, free_since: float) -> None:
         torch.set_num_threads(1)  # here; the cores are the decoder's
         _stand_back()
         with _own_stream(self._device):
-            while (name := self._wanted.get()) is not None and not self._closing:
-                load = _LoadUnderWay(name, self._clock.now())
+            while (wanted := self._wanted.get()) is not None and not self._closing:
+                name, asked = wanted
+                load = _LoadUnderWay(name, max(asked, free_since))
                 with self._lock:
                     self._under_way = load
                 if not self._hand_over(load, self._loaded(load)):
                     return
+                free_since = self._clock.now()
                 self._on_finished()
 
     def _hand_over(self, load: _LoadUnderWay, finished: FinishedLoad) -> bool:

@@ -26,8 +26,9 @@ class OracleStatic(StaticStrategy):
 class OracleDynamic:
     """Oracle-Dynamic: follows the best schedule of the known answer under the memory constraint.
 
-    Where a generation has gone another way than planned, it plans the rest anew, and takes for
-    resident what ran last and, as far as there is room, what it asked for last.
+    It plans when it is made, since an oracle's knowledge costs nothing. Where a generation has
+    gone another way than planned, it plans the rest anew, and takes for resident what ran last and,
+    as far as there is room, what it asked for last.
     """
 
     name = "oracle_dynamic"
@@ -42,7 +43,7 @@ class OracleDynamic:
         self._names = tuple(draft_names)
         self._known = known
         self._width = width
-        self._plan: Plan | None = None
+        self._plan = plan(known, width=width)
         self._last: Step | None = None
         self._ran: int | None = None
         self._seen: dict[int, int] = {}
@@ -65,7 +66,7 @@ class OracleDynamic:
     def _foreseen(self, place: int) -> Step | None:
         """Return the plan's step here, if what ran so far is what was planned."""
         as_planned = self._last is None or self._last.active == self._ran
-        return self._plan.steps.get(place) if self._plan and as_planned else None
+        return self._plan.steps.get(place) if as_planned else None
 
     def _planned(self, place: int) -> Plan:
         situation = None if self._last is None else self._situation(self._last)
