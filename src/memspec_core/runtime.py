@@ -1,6 +1,7 @@
 """The runtime: owns the models and the one thread that works on them, and queues requests."""
 
 import contextlib
+import gc
 import logging
 import threading
 from collections import deque
@@ -78,6 +79,7 @@ class Runtime:
     def load(self) -> None:
         """Load target and first drafts in the worker thread and wait for it.
 
+        All objects of the process are left out of garbage collection from then until `close`.
         Raises `MemSpecError`; everything is freed then.
         """
         if self._worker is not None:
@@ -94,6 +96,10 @@ class Runtime:
         except BaseException:
             self.close()
             raise
+        # Else the collector looks through all that was imported and loaded in the midst of an
+        # answer, which takes as long as a short answer itself.
+        gc.collect()
+        gc.freeze()
 
     def interrupt_load(self) -> None:
         """Make a load under way end soon, with `NotAcceptingError`."""
@@ -131,6 +137,7 @@ class Runtime:
         if self._worker is not None:
             self._worker.join()
             self._worker = None
+        gc.unfreeze()
         return_memory()
 
     def check(self, request: GenerationRequest) -> None:

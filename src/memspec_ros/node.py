@@ -4,7 +4,6 @@ Configure loads the models, activate opens the gate for goals, deactivate closes
 the models. The parts that it is made of have a module each.
 """
 
-import gc
 import threading
 import traceback
 from collections.abc import Callable
@@ -113,10 +112,6 @@ class MemSpecNode(LifecycleNode):
             self._runtime = None
             runtime.close()
             raise
-        # Else the collector looks through all that was imported and loaded in the midst of a goal,
-        # which takes a tenth of a second and more.
-        gc.collect()
-        gc.freeze()
         self._diagnostics.set_period(settings.diagnostics_period)
         self.get_logger().info("Configured: the models are loaded.")
 
@@ -159,7 +154,6 @@ class MemSpecNode(LifecycleNode):
         finally:
             runtime, self._runtime = self._runtime, None
             if runtime is not None:
-                gc.unfreeze()
                 runtime.close()
 
     def _attempt(
