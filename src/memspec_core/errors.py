@@ -38,7 +38,7 @@ class MemoryBudgetError(MemSpecError):
 
 
 class QueueFullError(MemSpecError):
-    """As many requests wait already as the queue holds."""
+    """No place for one more request: as many wait as may, or the policy lets none wait."""
 
 
 class NotAcceptingError(MemSpecError):

@@ -24,14 +24,14 @@ class Generation:
         self,
         request: GenerationRequest,
         submitted_at: float,
-        on_cancel: Callable[["Generation"], None],
+        on_stop: Callable[["Generation", FinishReason], None],
         listener: Listener | None = None,
         strategy: Strategy | None = None,
     ) -> None:
         self.request = request
         self.strategy = strategy
         self.submitted_at = submitted_at
-        self._on_cancel = on_cancel
+        self._on_stop = on_stop
         self._events: queue.SimpleQueue[Iteration | None] = queue.SimpleQueue()
         self._listener: Listener = self._events.put if listener is None else listener
         self._ended = threading.Event()
@@ -43,9 +43,14 @@ class Generation:
         self._token_ids: list[int] = []
         self._first_token_at: float | None = None
 
+    @property
+    def priority(self) -> int:
+        """How urgent it is; the highest runs first."""
+        return self.request.priority
+
     def cancel(self) -> None:
         """Stop within one iteration; the result keeps the text so far."""
-        self._on_cancel(self)
+        self._on_stop(self, FinishReason.CANCELLED)
 
     def iterations(self) -> Iterator[Iteration]:
         """Yield the iterations as they come; ends when the generation has ended."""
@@ -53,8 +58,13 @@ class Generation:
             yield event
 
     def result(self) -> GenerationResult:
-        """Wait for the end and return the result; a failure is a result with its error."""
-        self._ended.wait()
+        """Wait for the end and return the result; a failure is a result with its error.
+
+        A request that still waits when its time is over ends then, whatever the worker is at.
+        """
+        if not self._ended.wait(self.request.time_limit_seconds or None):
+            self._on_stop(self, FinishReason.TIME_LIMIT)
+            self._ended.wait()
         assert self._result is not None
         return self._result
 

@@ -58,7 +58,8 @@ class GenerationRequest:
 
     A `prompt` is one user message in the target's chat template, or the text itself if `raw`.
     `max_new_tokens` 0 takes the default of the settings, `draft` is empty for the strategy's
-    choice, a draft's name, "lookup" or "none"; `time_limit_seconds` 0 sets no limit.
+    choice, a draft's name, "lookup" or "none". `time_limit_seconds` counts from the submission, 0
+    sets no limit; of those that wait the highest `priority` runs first.
     """
 
     prompt: str = ""
@@ -69,6 +70,7 @@ class GenerationRequest:
     stop: tuple[str, ...] = ()
     draft: str = ""
     time_limit_seconds: float = 0.0
+    priority: int = 0
 
     def validated(self, draft_names: tuple[str, ...]) -> "GenerationRequest":
         """Return this request, its messages filled in from the prompt.
@@ -114,6 +116,7 @@ class GenerationRequest:
         _check_range("top_k", self.sampling.top_k, 0, 10_000_000)
         _check_range("seed", self.sampling.seed, 0, 2**64 - 1)
         _check_range("time_limit", self.time_limit_seconds, 0.0, 1e9)
+        _check_range("priority", self.priority, -128, 127)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from memspec_core.errors import (
     MemSpecError,
     NotAcceptingError,
     PromptTooLongError,
-    QueueFullError,
     UnknownDraftError,
 )
 from memspec_core.generation import Generation, Listener
@@ -25,6 +24,7 @@ from memspec_core.measurement.counters import RuntimeCounters
 from memspec_core.measurement.decisions import Decision, decision_writer
 from memspec_core.measurement.record import Beginning, RecordWriter, prompt_of
 from memspec_core.request import LOOKUP, PLAIN, FinishReason, GenerationRequest
+from memspec_core.request_queue import RequestQueue
 from memspec_core.residency.pressure import CHECK_SECONDS
 from memspec_core.settings import Settings
 from memspec_core.snapshot import (
@@ -37,6 +37,8 @@ from memspec_core.snapshot import (
 )
 from memspec_core.strategies import StaticStrategy, Strategy, create_strategy
 from memspec_core.strategies.utility import DraftCosts
+
+DISPLACED = "A newer request of the same or a higher priority took its place."
 
 _LOG = logging.getLogger(__name__)
 
@@ -64,7 +66,7 @@ class Runtime:
         self._counters = RuntimeCounters(self._clock)
         self._condition = threading.Condition()
         self._describing = threading.Lock()
-        self._queue: deque[Generation] = deque()
+        self._queue = RequestQueue[Generation](settings.queue_policy, settings.queue_size)
         self._commands: deque[Callable[[], None]] = deque()
         self._running: Generation | None = None
         self._engine: Engine | None = None
@@ -118,8 +120,7 @@ class Runtime:
         """Close the gate; running and queued generations end as ABORTED, with their text."""
         with self._condition:
             self._accepting = False
-            queued = list(self._queue)
-            self._queue.clear()
+            queued = self._queue.clear()
             if self._running is not None:
                 self._running.interrupt(FinishReason.ABORTED, reason)
         for generation in queued:
@@ -144,7 +145,8 @@ class Runtime:
         """Raise what `submit` would raise now."""
         request.validated(self._settings.draft_names)
         with self._condition:
-            self._require_room()
+            self._require_accepting()
+            self._queue.check(request.priority, self._running)
 
     def submit(
         self,
@@ -160,12 +162,17 @@ class Runtime:
         `RequestError`, `QueueFullError` or `NotAcceptingError`, one sentence each.
         """
         checked = request.validated(self._settings.draft_names)
+        generation = Generation(checked, self._clock.now(), self._stop, listener, strategy)
         with self._condition:
-            self._require_room()
-            generation = Generation(checked, self._clock.now(), self._cancel, listener, strategy)
-            self._queue.append(generation)
+            self._require_accepting()
+            running = self._running
+            displaced = self._queue.add(generation, running)
+            if running is not None and self._queue.preempts(generation, running):
+                running.interrupt(FinishReason.ABORTED, DISPLACED)
             self._counters.count_accepted()
             self._condition.notify_all()
+        for other in displaced:
+            self._end(other, FinishReason.ABORTED, DISPLACED)
         self._on_change()
         return generation
 
@@ -287,23 +294,17 @@ class Runtime:
             raise NotAcceptingError("No model is loaded; configure first.")
         return self._engine
 
-    def _require_room(self) -> None:
+    def _require_accepting(self) -> None:
         if not self._accepting:
             raise NotAcceptingError("The runtime takes no requests: it is not active.")
-        if len(self._queue) >= self._settings.queue_size:
-            raise QueueFullError(
-                f"{len(self._queue)} requests wait already (queue_size); try again later."
-            )
 
-    def _cancel(self, generation: Generation) -> None:
+    def _stop(self, generation: Generation, reason: FinishReason) -> None:
         with self._condition:
-            waiting = generation in self._queue
-            if waiting:
-                self._queue.remove(generation)
-            else:
-                generation.interrupt(FinishReason.CANCELLED)
-        if waiting:
-            self._end(generation, FinishReason.CANCELLED)
+            waited = self._queue.remove(generation)
+            if not waited:
+                generation.interrupt(reason)
+        if waited:
+            self._end(generation, reason)
 
     def _end(self, generation: Generation, reason: FinishReason, error: str = "") -> None:
         self._counters.count_result(generation.finish(reason, error))
@@ -370,8 +371,7 @@ class Runtime:
                 )
                 if self._closing:
                     return
-                if self._queue:
-                    self._running = self._queue.popleft()
+                self._running = self._queue.take()
             self._run_commands()
             if self._running is not None:
                 self._run(self._running)
@@ -452,9 +452,8 @@ class Runtime:
             engine, self._engine = self._engine, None
             self._accepting = False
             # One that still runs here was left behind by a thread that ends in the midst of it.
-            waiting = [*filter(None, (self._running,)), *self._queue]
+            waiting = [*filter(None, (self._running,)), *self._queue.clear()]
             self._running = None
-            self._queue.clear()
             self._condition.notify_all()
         for generation in waiting:
             self._end(generation, FinishReason.ABORTED, self._worker_error or "The worker ended.")

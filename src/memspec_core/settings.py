@@ -14,6 +14,7 @@ import yaml
 
 from memspec_core.errors import SettingsError
 from memspec_core.request import LOOKUP, PLAIN
+from memspec_core.request_queue import QUEUE, QUEUE_POLICIES
 
 DEFAULT = "default"
 """The path that stands for the model that the project brings along."""
@@ -218,6 +219,13 @@ PARAMETERS: tuple[Parameter, ...] = (
         maximum=64,
     ),
     Parameter(
+        "queue_policy",
+        QUEUE,
+        "What becomes of a goal while another runs: it is rejected (reject), waits for its turn "
+        "(queue), or ends all those whose priority is not higher than its own (preempt).",
+        choices=QUEUE_POLICIES,
+    ),
+    Parameter(
         "context_tokens",
         4096,
         "Longest context, prompt and answer together; the KV caches are allocated for it. The "
@@ -308,6 +316,7 @@ class Settings:
     memory_budget_mib: int
     memory_floor_mib: int
     queue_size: int
+    queue_policy: str
     context_tokens: int
     max_prompt_tokens: int
     default_max_new_tokens: int

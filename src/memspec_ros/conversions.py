@@ -33,6 +33,7 @@ def request_from_goal(goal: Generate.Goal) -> GenerationRequest:
         stop=tuple(goal.stop),
         draft=goal.draft,
         time_limit_seconds=seconds_from_duration(goal.time_limit),
+        priority=goal.priority,
     )
 
 
@@ -50,6 +51,7 @@ def goal_from_request(request: GenerationRequest) -> Generate.Goal:
         stop=list(request.stop),
         draft=request.draft,
         time_limit=duration_from_seconds(request.time_limit_seconds),
+        priority=request.priority,
     )
 
 

@@ -45,6 +45,7 @@ def request_from_options(options: argparse.Namespace) -> GenerationRequest:
         stop=tuple(options.stop),
         draft=options.draft,
         time_limit_seconds=options.time_limit,
+        priority=options.priority,
     )
     checked = request.validated((options.draft,) if options.draft else ())
     if not options.system:
@@ -58,6 +59,7 @@ def request_from_options(options: argparse.Namespace) -> GenerationRequest:
         stop=request.stop,
         draft=request.draft,
         time_limit_seconds=request.time_limit_seconds,
+        priority=request.priority,
     )
 
 
@@ -117,6 +119,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeat")
     add("--draft", default="", metavar="NAME", help="a draft's name, or none; default: adaptive")
     add("--time-limit", type=float, default=0.0, metavar="S", help="seconds; 0: none (default)")
+    add("--priority", type=int, default=0, metavar="N", help="the highest runs first (default 0)")
     add("--wait", type=float, default=10.0, metavar="S", help="wait so long for the node (10)")
     return parser
 

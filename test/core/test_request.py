@@ -87,6 +87,7 @@ NUMBERS: list[tuple[str, list[float], list[float]]] = [
     ("top_k", [0, 1, 10_000_000], [-1, 10_000_001, 10**400]),
     ("seed", [0, 2**64 - 1], [-1, 2**64, 10**400]),
     ("time_limit_seconds", [0.0, 0.001, 1e9], [-1.0, 1e10, math.nan, math.inf]),
+    ("priority", [-128, 0, 127], [-129, 128, 10**400]),
 ]
 
 
@@ -120,6 +121,7 @@ def test_numbers(name: str, good: list[float], bad: list[float]) -> None:
         stop=st.lists(st.text(st.characters()), max_size=3).map(tuple),
         draft=st.sampled_from(["", "none", "general", "x"]),
         time_limit_seconds=st.floats(),
+        priority=st.integers(),
     )
 )
 def test_anything_is_taken_or_refused_with_its_error(request: GenerationRequest) -> None:

@@ -32,7 +32,7 @@ from memspec_core.models.weights import WeightReader
 from memspec_core.request import FinishReason, GenerationRequest, GenerationResult
 from memspec_core.residency.cache import DraftCache
 from memspec_core.residency.pressure import MemoryPressure, PressureLevel
-from memspec_core.runtime import Runtime
+from memspec_core.runtime import DISPLACED, Runtime
 from memspec_core.settings import Settings
 from memspec_core.snapshot import DraftState, MemorySnapshot
 
@@ -543,6 +543,66 @@ def test_the_queue_is_bounded(start: Callable[..., Runtime], gate: Gate) -> None
     for generation in (running, *queued):
         assert result_of(generation).finish_reason is FinishReason.LENGTH
     assert answer(runtime).finish_reason is FinishReason.LENGTH
+
+
+def test_what_is_most_urgent_runs_first(start: Callable[..., Runtime], gate: Gate) -> None:
+    runtime = start()
+    order: list[int] = []
+    gate.hold()
+    running = runtime.submit(asked())
+    assert gate.reached.wait(SECONDS)
+    waiting = [
+        runtime.submit(asked(priority=priority), listener=lambda _, n=n: order.append(n))
+        for n, priority in enumerate([0, 5, -5, 5])
+    ]
+    gate.release()
+    for generation in (running, *waiting):
+        assert result_of(generation).finish_reason is FinishReason.LENGTH
+    assert list(dict.fromkeys(order)) == [1, 3, 0, 2]
+
+
+def test_a_full_queue_lets_the_least_urgent_go(start: Callable[..., Runtime], gate: Gate) -> None:
+    runtime = start(queue_size=1)
+    gate.hold()
+    running = runtime.submit(asked())
+    assert gate.reached.wait(SECONDS)
+    lower, higher = runtime.submit(asked()), runtime.submit(asked(priority=1))
+    result = result_of(lower)  # while another still runs
+    assert (result.finish_reason, result.error) == (FinishReason.ABORTED, DISPLACED)
+    gate.release()
+    for generation in (running, higher):
+        assert result_of(generation).finish_reason is FinishReason.LENGTH
+
+
+def test_a_newer_request_preempts_what_is_not_more_urgent(
+    start: Callable[..., Runtime], gate: Gate
+) -> None:
+    runtime = start(queue_policy="preempt")
+    gate.hold(after=5)
+    urgent = runtime.submit(asked(priority=1, max_new_tokens=60))
+    assert gate.reached.wait(SECONDS)
+    first, second = runtime.submit(asked()), runtime.submit(asked())
+    assert result_of(first).error == DISPLACED
+    most_urgent = runtime.submit(asked(priority=1, max_new_tokens=3))
+    gate.release()
+    result = result_of(urgent)
+    assert (result.finish_reason, result.error) == (FinishReason.ABORTED, DISPLACED)
+    assert result.text
+    assert result_of(second).error == DISPLACED
+    assert result_of(most_urgent).finish_reason is FinishReason.LENGTH
+
+
+def test_time_is_over_for_what_waits_as_well(start: Callable[..., Runtime], gate: Gate) -> None:
+    runtime = start()
+    gate.hold()
+    running = runtime.submit(asked())
+    assert gate.reached.wait(SECONDS)
+    late = runtime.submit(asked(time_limit_seconds=0.01))
+    result = result_of(late)  # while another still runs
+    assert (result.finish_reason, result.text) == (FinishReason.TIME_LIMIT, "")
+    gate.release()
+    assert result_of(running).finish_reason is FinishReason.LENGTH
+    assert runtime.snapshot().generations.succeeded == 2
 
 
 def test_a_time_limit(start: Callable[..., Runtime]) -> None:
