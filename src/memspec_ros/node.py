@@ -58,6 +58,7 @@ class MemSpecNode(LifecycleNode):
         self._server: GenerationServer | None = None
         self._decisions: DecisionStream | None = None
         self._failure: Exception | None = None
+        self._process_ends = False
         self._transition_lock = threading.Lock()
         self._guard_change_state()
         self._node_parameters = NodeParameters(self, lambda: self._runtime)
@@ -86,8 +87,9 @@ class MemSpecNode(LifecycleNode):
         return self._attempt("cleanup", lambda: self._release("The node was cleaned up."), True)
 
     def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Close the gate and free all models, from any state."""
-        return self._attempt("shutdown", lambda: self._release(SHUT_DOWN), fatal=True)
+        """Close the gate and free all models, from any state; with the process they end anyway."""
+        end = self._shut if self._process_ends else self._release
+        return self._attempt("shutdown", lambda: end(SHUT_DOWN), fatal=True)
 
     def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Free all models after a transition that went wrong, and start anew."""
@@ -145,7 +147,7 @@ class MemSpecNode(LifecycleNode):
     def _shut(self, reason: str) -> None:
         if self._runtime is not None:
             self._runtime.shut(reason)
-        if self._server is not None and not self._server.wait_idle(LAST_RESULTS_SECONDS):
+        if not self.has_told_all(LAST_RESULTS_SECONDS):
             self.get_logger().error("Goals that have ended could not tell their clients in time.")
 
     def _release(self, reason: str) -> None:
@@ -186,7 +188,11 @@ class MemSpecNode(LifecycleNode):
         self._status.tell_change()
 
     def shut_down(self) -> None:
-        """Take the node to its final state from any other, also in mid-load or mid-goal."""
+        """Take the node to its final state from any other, before the process ends.
+
+        Also in mid-load or mid-goal.
+        """
+        self._process_ends = True
         while not self._transition_lock.acquire(timeout=0.1):
             # Again and again: the transition under way may only be about to load.
             runtime = self._runtime
@@ -197,6 +203,10 @@ class MemSpecNode(LifecycleNode):
                 self.trigger_shutdown()
         finally:
             self._transition_lock.release()
+
+    def has_told_all(self, timeout_seconds: float) -> bool:
+        """Wait until every goal has its terminal state; return whether that came to be."""
+        return self._server is None or self._server.wait_idle(timeout_seconds)
 
     def _guard_change_state(self) -> None:
         """Refuse transitions during a transition, and those that do not exist.

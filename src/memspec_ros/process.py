@@ -2,15 +2,19 @@
 
 The signal handlers are set before ROS and torch are imported, so that a signal at any moment ends
 the process with code 0. rclpy's own handlers would cut the communication in the middle of a goal.
+Nothing that cannot be interrupted holds the end up: an import, a load from a disc that hangs.
 """
 
+import contextlib
 import ctypes
+import logging
+import os
 import signal
 import sys
 import threading
 import time
 import traceback
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from rclpy.executors import MultiThreadedExecutor
@@ -26,13 +30,24 @@ M_ARENA_MAX = -8
 FLUSH_SECONDS = 0.3
 """For the executor and the middleware to hand the last results over before their end."""
 
+ORDERLY_SECONDS = 1.0
+"""For an orderly end. After that only goals that still end are waited for."""
+
+LAST_RESULTS_SECONDS = 10.0
+"""How long they are: a large target may be in the midst of a pass."""
+
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the node until SIGINT or SIGTERM; return the exit code."""
+    """Run the node until SIGINT or SIGTERM, and end the process with code 0.
+
+    Returns only where it cannot start: the exit code.
+    """
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
 
+    owed: list[MemSpecNode] = []
+    threading.Thread(target=_end_in_time, args=(stop, owed), name="end", daemon=True).start()
     _return_freed_memory()
     import rclpy
     from rclpy.signals import SignalHandlerOptions
@@ -44,10 +59,32 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     try:
         if not stop.is_set():
-            _serve(stop)
+            _serve(stop, owed)
     finally:
         rclpy.try_shutdown()
-    return 0
+    return _leave()
+
+
+def _end_in_time(stop: threading.Event, owed: "list[MemSpecNode]") -> None:
+    """End the process a moment after the signal, in case its orderly end takes longer.
+
+    `owed`: the node whose clients are to have their results before, once there is one.
+    """
+    stop.wait()
+    time.sleep(ORDERLY_SECONDS)
+    for node in owed:
+        node.has_told_all(LAST_RESULTS_SECONDS)
+        time.sleep(FLUSH_SECONDS)
+    _leave()
+
+
+def _leave() -> NoReturn:
+    """End the process as it is: to free models and libraries one by one takes Python a second."""
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(0)
 
 
 def _return_freed_memory() -> None:
@@ -61,12 +98,13 @@ def _return_freed_memory() -> None:
         mallopt(M_ARENA_MAX, 1)
 
 
-def _serve(stop: threading.Event) -> None:
+def _serve(stop: threading.Event, owed: "list[MemSpecNode]") -> None:
     from rclpy.executors import MultiThreadedExecutor
 
     from memspec_ros.node import MemSpecNode
 
     node = MemSpecNode()
+    owed.append(node)
     executor = MultiThreadedExecutor(num_threads=EXECUTOR_THREADS)
     executor.add_node(node)
     spinning = threading.Thread(target=_spin, args=(executor, node, stop), name="executor")

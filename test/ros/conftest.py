@@ -32,9 +32,9 @@ else:
         """Give a function that starts a node of the test's own, and a graph around it."""
         running = []
 
-        def start_node(**parameters):
+        def start_node(*command, **parameters):
             domain = new_domain()
-            node = NodeProcess(domain, tmp_path, parameters)
+            node = NodeProcess(domain, tmp_path, parameters, *command)
             running.append(node)
             graph = Graph(domain, node)
             running.append(graph)

@@ -55,7 +55,9 @@ def slow():
         time.sleep(float(SLOW.read_text() or 0))
 
 
-def held_by(fault):
+def held_by(fault, told):
+    if fault.exists():
+        print(told, flush=True)
     while fault.exists():
         time.sleep(0.01)
 
@@ -73,9 +75,11 @@ def dead_worker():
 if __name__ == "__main__":
     Decoding.iterate = before(Decoding.iterate, slow, lambda: fail_once(FAIL))
     TargetPlan.load = before(
-        TargetPlan.load, lambda: fail_once(FAIL_LOAD), lambda: held_by(SLOW_LOAD)
+        TargetPlan.load, lambda: fail_once(FAIL_LOAD), lambda: held_by(SLOW_LOAD, "A load waits")
     )
     MemoryPressure.check = before(MemoryPressure.check, dead_worker)
     for module in (draft, layouts):
-        module.read_file = before(module.read_file, lambda: held_by(HANGING_DISC), read_errors)
+        module.read_file = before(
+            module.read_file, lambda: held_by(HANGING_DISC, "A read hangs"), read_errors
+        )
     raise SystemExit(main())

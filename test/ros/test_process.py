@@ -1,5 +1,7 @@
 """The node's process: however a signal comes, it ends with code 0 and loses nothing."""
 
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -8,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from action_msgs.msg import GoalStatus
+from faulty_node import HANGING_DISC
 from lifecycle_msgs.msg import Transition
 from ros_harness import environment, new_domain, until
 
@@ -59,6 +62,60 @@ def test_a_signal_before_anything_else_ends_the_process(start):
     assert_ended_well(graph)
 
 
+def test_a_signal_while_torch_is_imported_ends_the_process(start):
+    graph = start()
+    graph.transit_async(Transition.TRANSITION_CONFIGURE)
+    until(lambda: b"libtorch" in maps(graph.node.process.pid))
+    graph.node.send_signal()
+
+    assert_ended_well(graph, 10.0)
+
+
+def test_a_signal_during_a_load_from_a_disc_that_hangs_ends_the_process(start, tmp_path):
+    (tmp_path / HANGING_DISC).touch()
+    graph = start([str(Path(__file__).with_name("faulty_node.py"))])
+    graph.transit_async(Transition.TRANSITION_CONFIGURE)
+    until(lambda: "A read hangs" in graph.node.output)
+    graph.node.send_signal()
+
+    assert_ended_well(graph, 10.0)
+
+
+def test_a_signal_beside_a_deactivation_ends_the_process(start):
+    graph = start(autostart=True)
+    graph.wait_status("active", 180.0)
+    assert graph.action.wait_for_server(30.0)
+    goal = graph.send_long(draft="none")
+    goal.wait_feedback()
+    goal.ask_result()
+    graph.transit_async(Transition.TRANSITION_DEACTIVATE)
+    graph.node.send_signal(signal.SIGTERM)
+
+    assert goal.outcome(10.0)[0] == GoalStatus.STATUS_ABORTED
+    assert_ended_well(graph)
+
+
+def test_the_start_after_a_kill_is_a_clean_one(start, tmp_path, monkeypatch):
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    drafts = tmp_path / "memspec/drafts"
+    if (home / "memspec").is_dir():
+        leave_out = shutil.ignore_patterns("drafts")
+        shutil.copytree(home / "memspec", tmp_path / "memspec", ignore=leave_out)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    killed = start()
+    loading = killed.transit_async(Transition.TRANSITION_CONFIGURE)
+    # In the midst of keeping a draft, where the machine has the native step.
+    until(lambda: loading.done() or any(drafts.glob("*")))
+    killed.node.send_signal(signal.SIGKILL)
+    assert killed.node.wait() == -signal.SIGKILL
+
+    graph = start()
+    graph.bring_up()
+    assert graph.send(prompt="Hi", max_new_tokens=4).outcome()[0] == GoalStatus.STATUS_SUCCEEDED
+    assert [draft.error for draft in graph.list_drafts()] == [""] * len(graph.list_drafts())
+    assert not list(drafts.glob("*.partial"))
+
+
 def test_a_signal_to_an_idle_node_ends_the_process_soon(start):
     graph = start()
     assert graph.state() == "unconfigured"
@@ -90,4 +147,9 @@ def is_importing_ros(pid):
     files = Path(f"/proc/{pid}")
     if b"memspec_ros.node" not in (files / "cmdline").read_bytes():
         return False
-    return "_rclpy_pybind11" in (files / "maps").read_text()
+    return b"_rclpy_pybind11" in maps(pid)
+
+
+def maps(pid):
+    """Return what says which libraries a process has loaded."""
+    return Path(f"/proc/{pid}/maps").read_bytes()
