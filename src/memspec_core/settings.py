@@ -212,6 +212,14 @@ PARAMETERS: tuple[Parameter, ...] = (
         maximum=1_000_000,
     ),
     Parameter(
+        "memory.warn_ratio",
+        1.25,
+        "Diagnostics warn while less than so many times memory.floor_mib is available.",
+        minimum=1.0,
+        maximum=100.0,
+        read_only=False,
+    ),
+    Parameter(
         "queue_size",
         8,
         "Goals that may wait behind the running one; further ones are rejected.",
@@ -271,6 +279,14 @@ PARAMETERS: tuple[Parameter, ...] = (
         maximum=1.0,
         read_only=False,
     ),
+    Parameter(
+        "temperature_warn",
+        90.0,
+        "Degrees Celsius of a board's sensor from which diagnostics warn.",
+        minimum=0.0,
+        maximum=200.0,
+        read_only=False,
+    ),
     Parameter("autostart", False, "Configure and activate without a lifecycle manager."),
 )
 
@@ -315,6 +331,7 @@ class Settings:
     draft_shape: str
     memory_budget_mib: int
     memory_floor_mib: int
+    memory_warn_ratio: float
     queue_size: int
     queue_policy: str
     context_tokens: int
@@ -323,6 +340,7 @@ class Settings:
     stream_period: float
     diagnostics_period: float
     fallback_warn_ratio: float
+    temperature_warn: float
     autostart: bool
 
     @classmethod

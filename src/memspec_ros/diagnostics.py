@@ -1,7 +1,8 @@
 """What `/diagnostics` says of the node, in every state: four statuses with keys and levels."""
 
+import math
 import platform
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import metadata
@@ -22,10 +23,16 @@ OK = DiagnosticStatus.OK
 WARN = DiagnosticStatus.WARN
 ERROR = DiagnosticStatus.ERROR
 
-NEAR_FLOOR = 1.25
-"""Memory is near its floor below this many times the floor."""
-
 Finding = tuple[bytes, str]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Where the statuses begin to warn; the parameters of these names say what each one means."""
+
+    fallback_warn_ratio: float = 1.0
+    memory_warn_ratio: float = 1.0
+    temperature_warn: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -35,7 +42,7 @@ class NodeState:
     lifecycle_state: str
     snapshot: RuntimeSnapshot | None = None
     failure: Exception | None = None
-    fallback_warn_ratio: float = 1.0
+    limits: Limits = Limits()
 
     @property
     def out_of_memory(self) -> bool:
@@ -65,18 +72,24 @@ class Diagnostics:
         self._timer.timer_period_ns = int(seconds * 1e9)
 
     def _publish(self) -> None:
-        message = DiagnosticArray(status=statuses(self._node.get_name(), self._state()))
+        name = self._node.get_fully_qualified_name().removeprefix("/")
+        message = DiagnosticArray(status=statuses(name, self._state()))
         message.header.stamp = self._node.get_clock().now().to_msg()
         published(lambda: self._publisher.publish(message), self._node.get_logger(), "diagnostics")
 
 
 def statuses(node_name: str, state: NodeState) -> list[DiagnosticStatus]:
-    """Return the four statuses of a node."""
+    """Return the four statuses of a node; with its namespace, its name differs on each robot."""
+    board = board_facts()
     return [
         _status(f"{node_name}: Drafts", _draft_findings(state), _draft_values(state)),
         _status(f"{node_name}: Generation", _generation_findings(state), _generation_values(state)),
         _status(f"{node_name}: Memory", _memory_findings(state), _memory_values(state)),
-        _status(f"{node_name}: Platform", [], _platform_values(state)),
+        _status(
+            f"{node_name}: Platform",
+            _platform_findings(state.limits, board),
+            _platform_values(state, board),
+        ),
     ]
 
 
@@ -151,8 +164,8 @@ def _generation_findings(state: NodeState) -> Iterable[Finding]:
         else:
             yield OK, "Models are loading."
     ratio = snapshot.generations.fallback_ratio_window
-    if ratio > state.fallback_warn_ratio:
-        limit = state.fallback_warn_ratio
+    limit = state.limits.fallback_warn_ratio
+    if ratio > limit:
         yield WARN, f"Fallback took {ratio:.0%} of the last minute's decoding (limit {limit:.0%})."
     if snapshot.queue_capacity and snapshot.queue_length >= snapshot.queue_capacity:
         yield WARN, "The queue is full."
@@ -193,7 +206,7 @@ def _memory_findings(state: NodeState) -> Iterable[Finding]:
         yield ERROR, "More memory is in use than the budget allows."
     if memory.pressure:
         yield WARN, memory.pressure
-    elif memory.available_bytes < NEAR_FLOOR * memory.floor_bytes:
+    elif memory.available_bytes < state.limits.memory_warn_ratio * memory.floor_bytes:
         available, floor = memory.available_bytes // MIB, memory.floor_bytes // MIB
         yield WARN, f"{available} MiB are available; memory.floor_mib is {floor}."
 
@@ -214,7 +227,14 @@ def _memory_values(state: NodeState) -> Iterable[tuple[str, object]]:
     yield "process_mib", psutil.Process().memory_info().rss / MIB
 
 
-def _platform_values(state: NodeState) -> Iterable[tuple[str, object]]:
+def _platform_findings(limits: Limits, board: Mapping[str, str]) -> Iterable[Finding]:
+    for sensor, degrees in board.items():
+        if sensor.startswith("temperature_") and float(degrees) >= limits.temperature_warn:
+            limit = f"temperature_warn is {limits.temperature_warn:g}"
+            yield WARN, f"{sensor} is {degrees} ({limit})."
+
+
+def _platform_values(state: NodeState, board: Mapping[str, str]) -> Iterable[tuple[str, object]]:
     target = (state.snapshot or _NOTHING).target
     yield "target", target.path
     yield "family", target.family
@@ -229,7 +249,7 @@ def _platform_values(state: NodeState) -> Iterable[tuple[str, object]]:
     yield "read_gb_per_second", target.read_bytes_per_second / 1e9
     yield "cpu_percent", psutil.cpu_percent()
     yield from _versions()
-    yield from board_facts().items()
+    yield from board.items()
 
 
 @lru_cache(maxsize=1)

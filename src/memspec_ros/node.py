@@ -29,7 +29,7 @@ from rclpy.node import Node
 from memspec_core.errors import MemSpecError
 from memspec_ros.conversions import status_message
 from memspec_ros.decision_stream import DecisionStream
-from memspec_ros.diagnostics import Diagnostics, NodeState
+from memspec_ros.diagnostics import Diagnostics, Limits, NodeState
 from memspec_ros.generation_server import GenerationServer
 from memspec_ros.parameters import NodeParameters
 from memspec_ros.services import DraftServices
@@ -253,7 +253,11 @@ class MemSpecNode(LifecycleNode):
             lifecycle_state=self._lifecycle_state(),
             snapshot=None if runtime is None else runtime.snapshot(),
             failure=self._failure,
-            fallback_warn_ratio=self._number("fallback_warn_ratio"),
+            limits=Limits(
+                fallback_warn_ratio=self._number("fallback_warn_ratio"),
+                memory_warn_ratio=self._number("memory.warn_ratio"),
+                temperature_warn=self._number("temperature_warn"),
+            ),
         )
 
     def _number(self, parameter: str) -> float:

@@ -124,7 +124,9 @@ def test_what_may_change_while_running() -> None:
         "recent_tokens",
         "draft_length",
         "fallback_warn_ratio",
+        "memory.warn_ratio",
         "stream_period",
+        "temperature_warn",
     }
 
 

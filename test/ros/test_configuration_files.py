@@ -4,7 +4,6 @@ import re
 import xml.dom.minidom
 
 import pytest
-import yaml
 from ros_harness import ROOT
 
 from memspec_core.settings import PARAMETERS, Settings, read_parameters
@@ -57,15 +56,6 @@ def test_the_files_for_boards_are_valid(board):
 
     assert settings.device == "cuda"
     assert settings.memory_budget_mib > 0
-
-
-def test_the_aggregator_expects_the_statuses_of_the_node():
-    from memspec_ros.diagnostics import NodeState, statuses
-
-    document = yaml.safe_load((CONFIG / "diagnostics.yaml").read_text(encoding="utf-8"))
-    expected = document["analyzers"]["ros__parameters"]["memspec"]["expected"]
-
-    assert expected == [s.name for s in statuses("memspec", NodeState("unconfigured"))]
 
 
 def test_the_policy_is_well_formed():

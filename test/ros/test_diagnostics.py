@@ -14,8 +14,9 @@ from memspec_core.snapshot import (
     RuntimeSnapshot,
 )
 from memspec_ros.board import board_facts
-from memspec_ros.diagnostics import NodeState, statuses
+from memspec_ros.diagnostics import Limits, NodeState, statuses
 
+LIMITS = Limits(fallback_warn_ratio=0.25, memory_warn_ratio=1.25, temperature_warn=90.0)
 OK, WARN, ERROR = b"\x00", b"\x01", b"\x02"
 MIB = 1024 * 1024
 
@@ -55,7 +56,7 @@ HEALTHY = RuntimeSnapshot(
 
 
 def made_from(snapshot, **fields):
-    state = NodeState("active", snapshot, fallback_warn_ratio=0.25)
+    state = NodeState("active", snapshot, limits=LIMITS)
     made = statuses("memspec", replace(state, **fields))
     return {status.name.removeprefix("memspec: "): status for status in made}
 
@@ -132,6 +133,26 @@ def test_memory_near_its_floor_is_a_warning():
 
     assert made["Memory"].level == WARN
     assert "300 MiB" in made["Memory"].message
+
+
+def test_how_near_the_floor_is_too_near_is_a_parameter():
+    near = replace(HEALTHY, memory=replace(HEALTHY.memory, available_bytes=300 * MIB))
+    tolerant = made_from(near, limits=replace(LIMITS, memory_warn_ratio=1.1))
+
+    assert tolerant["Memory"].level == OK
+
+
+def test_a_hot_board_is_a_warning(monkeypatch):
+    facts = {"board": "Jetson", "temperature_cpu_c": "89.9", "temperature_gpu_c": "90.0"}
+    monkeypatch.setattr("memspec_ros.diagnostics.board_facts", lambda: facts)
+
+    made = made_from(HEALTHY)["Platform"]
+    assert made.level == WARN
+    assert "temperature_gpu_c is 90.0" in made.message
+    assert "temperature_cpu_c" not in made.message
+    assert values(made)["temperature_cpu_c"] == "89.9"
+    cooler = made_from(HEALTHY, limits=replace(LIMITS, temperature_warn=90.1))["Platform"]
+    assert (cooler.level, cooler.message) == (OK, "OK")
 
 
 def test_what_was_given_up_for_want_of_memory_is_a_warning():

@@ -15,6 +15,8 @@ BAD = {
     "draft_length": (1000, "draft_length"),
     "queue_size": (0, "queue_size"),
     "fallback_warn_ratio": (math.nan, "nan"),
+    "memory.warn_ratio": (0.9, "memory.warn_ratio"),
+    "temperature_warn": (math.nan, "temperature_warn"),
     "stream_period": (-0.01, "stream_period"),
     "stream_period ": (math.nan, "stream_period"),
     "stream_period  ": (1.01, "stream_period"),
