@@ -51,6 +51,7 @@ setup(
             "memspec = memspec_core.cli.main:main",
             "memspec_node = memspec_ros.process:main",
             "generate = memspec_ros.generate:main",
+            "watch = memspec_ros.watch:main",
         ],
     },
 )
