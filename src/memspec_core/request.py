@@ -14,8 +14,11 @@ LOOKUP = "lookup"
 MAX_PROMPT_BYTES = 1024 * 1024
 """Longer prompts are refused before they are tokenised."""
 
+MAX_MESSAGES = 1024
+MAX_ROLE_BYTES = 64
 MAX_STOP_STRINGS = 16
 MAX_STOP_BYTES = 1024
+MAX_DRAFT_NAME_BYTES = 64
 
 
 class FinishReason(IntEnum):
@@ -79,10 +82,11 @@ class GenerationRequest:
         """
         self._check_text()
         self._check_numbers()
+        check_draft_name(self.draft)
         known_names = (*draft_names, LOOKUP, PLAIN)
         if self.draft and self.draft not in known_names:
             known = ", ".join(known_names)
-            raise RequestError(f"Unknown draft '{self.draft}'; there are: {known}.")
+            raise RequestError(f"Unknown draft {self.draft!r}; there are: {known}.")
         if self.raw or self.messages:
             return self
         return replace(self, messages=(ChatMessage("user", self.prompt),))
@@ -94,9 +98,13 @@ class GenerationRequest:
             raise RequestError("raw takes a prompt, not messages.")
         if not self.messages and not self.prompt.strip():
             raise RequestError("The prompt is empty.")
+        if len(self.messages) > MAX_MESSAGES:
+            raise RequestError(f"At most {MAX_MESSAGES} messages are taken.")
         for message in self.messages:
             if not message.role.strip():
                 raise RequestError("A message has no role; use system, user or assistant.")
+            if _utf8_length(message.role, "A message's role") > MAX_ROLE_BYTES:
+                raise RequestError(f"A message's role has at most {MAX_ROLE_BYTES} bytes.")
         if self.messages and not any(message.content.strip() for message in self.messages):
             raise RequestError("All messages are empty.")
         texts = [self.prompt, *(message.content for message in self.messages)]
@@ -171,6 +179,12 @@ class GenerationResult:
     finish_reason: FinishReason
     error: str = ""
     stats: GenerationStats = field(default_factory=GenerationStats)
+
+
+def check_draft_name(name: str) -> None:
+    """Raise `RequestError` for what is too long to be a draft's name, and to be shown in a log."""
+    if _utf8_length(name, "The draft's name") > MAX_DRAFT_NAME_BYTES:
+        raise RequestError(f"A draft's name has at most {MAX_DRAFT_NAME_BYTES} bytes.")
 
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:

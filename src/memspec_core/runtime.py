@@ -23,7 +23,13 @@ from memspec_core.iteration import Iteration
 from memspec_core.measurement.counters import RuntimeCounters
 from memspec_core.measurement.decisions import Decision, decision_writer
 from memspec_core.measurement.record import Beginning, RecordWriter, prompt_of
-from memspec_core.request import LOOKUP, PLAIN, FinishReason, GenerationRequest
+from memspec_core.request import (
+    LOOKUP,
+    PLAIN,
+    FinishReason,
+    GenerationRequest,
+    check_draft_name,
+)
 from memspec_core.request_queue import RequestQueue
 from memspec_core.residency.pressure import CHECK_SECONDS
 from memspec_core.settings import Settings
@@ -194,11 +200,13 @@ class Runtime:
     def pin(self, draft: str, pinned: bool) -> None:
         """Keep a draft resident, or let it go.
 
-        Raises `UnknownDraftError`, `MemoryBudgetError` or `NotAcceptingError`.
+        Raises `UnknownDraftError`, `MemoryBudgetError`, `NotAcceptingError`, or `RequestError` for
+        a name that is too long to be shown.
         """
+        check_draft_name(draft)
         if draft not in self._settings.draft_names:
             known = ", ".join(self._settings.draft_names) or "none"
-            raise UnknownDraftError(f"Unknown draft '{draft}'; there are: {known}.")
+            raise UnknownDraftError(f"Unknown draft {draft!r}; there are: {known}.")
         self._command(lambda engine: engine.cache.pin(draft, pinned))
 
     def unload_drafts(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from memspec_core.errors import SettingsError
-from memspec_core.request import LOOKUP, PLAIN
+from memspec_core.request import LOOKUP, MAX_DRAFT_NAME_BYTES, PLAIN
 from memspec_core.request_queue import QUEUE, QUEUE_POLICIES
 
 DEFAULT = "default"
@@ -23,8 +23,14 @@ STRATEGY_NAMES = ("memspec", "general_static", "mab_sync", "mab_async", "predict
 DTYPES = ("stored", "fp32", "bf16", "int4", "int8")
 DRAFT_SHAPES = ("chain", "tree")
 _DRAFT_PATH = re.compile(r"drafts\.[^.]+\.path")
-DRAFT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+DRAFT_NAME = re.compile(rf"[A-Za-z][A-Za-z0-9_]{{0,{MAX_DRAFT_NAME_BYTES - 1}}}")
 MIB = 1024 * 1024
+
+MAX_TEXT_BYTES = 4096
+"""Of a parameter's text; the longest path that Linux takes."""
+
+MAX_DRAFTS = 64
+"""Names in drafts.names."""
 
 Value = bool | int | float | str | list[str]
 
@@ -57,14 +63,24 @@ class Parameter:
         if wanted is list:
             if isinstance(value, str) or not isinstance(value, Sequence):
                 raise SettingsError(f"{self.name} is {value!r}; a list of names is needed.")
+            if len(value) > MAX_DRAFTS:
+                raise SettingsError(f"{self.name} has more than {MAX_DRAFTS} names.")
             if not all(isinstance(item, str) for item in value):
                 raise SettingsError(f"{self.name} is {value!r}; a list of names is needed.")
+            for item in value:
+                self._check_length(item)
             return list(value)
         if type(value) is not wanted:
             raise SettingsError(
                 f"{self.name} is {value!r}; a value of type {wanted.__name__} is needed."
             )
+        if isinstance(value, str):
+            self._check_length(value)
         return value
+
+    def _check_length(self, text: str) -> None:
+        if len(text.encode(errors="surrogatepass")) > MAX_TEXT_BYTES:
+            raise SettingsError(f"{self.name} is longer than {MAX_TEXT_BYTES} bytes.")
 
     def _check_range(self, value: float) -> None:
         low = -math.inf if self.minimum is None else self.minimum
@@ -423,8 +439,9 @@ def _draft_names(value: object) -> list[str]:
     for name in names:
         if not DRAFT_NAME.fullmatch(name) or name in (PLAIN, LOOKUP):
             raise SettingsError(
-                f"drafts.names holds '{name}'; a name has letters, digits and _, begins with a "
-                f"letter, and is neither '{PLAIN}' nor '{LOOKUP}'."
+                f"drafts.names holds '{name}'; a name has letters, digits and _, at most "
+                f"{MAX_DRAFT_NAME_BYTES} of them, begins with a letter, and is neither "
+                f"'{PLAIN}' nor '{LOOKUP}'."
             )
         if names.count(name) > 1:
             raise SettingsError(f"drafts.names holds '{name}' twice; names must differ.")

@@ -41,7 +41,7 @@ class DraftServices:
             runtime.pin(request.draft, request.pin)
         except MemSpecError as error:
             response.message = str(error)
-            self._logger.warning(f"Refused to change the pin of '{request.draft}': {error}")
+            self._logger.warning(f"Refused to change a pin: {error}")
             return response
         response.success = True
         done = "stays resident" if request.pin else "is left to the strategy"

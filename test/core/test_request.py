@@ -10,7 +10,12 @@ from hypothesis import strategies as st
 
 from memspec_core.errors import RequestError
 from memspec_core.request import (
+    MAX_DRAFT_NAME_BYTES,
+    MAX_MESSAGES,
     MAX_PROMPT_BYTES,
+    MAX_ROLE_BYTES,
+    MAX_STOP_BYTES,
+    MAX_STOP_STRINGS,
     ChatMessage,
     FinishReason,
     GenerationRequest,
@@ -68,11 +73,30 @@ def test_empty_prompts(prompt: str, raw: bool) -> None:
         (replace(GOOD, stop=("a",) * 17), "stop strings"),
         (replace(GOOD, draft="poetry"), "'poetry'"),
         (replace(GOOD, draft="General"), "general, code, lookup, none"),
+        (replace(GOOD, draft="a\nERROR b"), r"a\nERROR b"),
+        (replace(GOOD, draft="\udcff"), "UTF-8"),
+        (replace(GOOD, draft="a" * (MAX_DRAFT_NAME_BYTES + 1)), "draft's name"),
+        (GenerationRequest(messages=(USER,) * (MAX_MESSAGES + 1)), "messages"),
+        (GenerationRequest(messages=(ChatMessage("r" * (MAX_ROLE_BYTES + 1), "a"),)), "role"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_texts_that_are_refused(request_: GenerationRequest, said: str) -> None:
     refused(request_, said)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        GenerationRequest(prompt="a" * MAX_PROMPT_BYTES),
+        GenerationRequest(messages=(USER,) * MAX_MESSAGES),
+        GenerationRequest(messages=(ChatMessage("r" * MAX_ROLE_BYTES, "a"),)),
+        replace(GOOD, stop=("a" * MAX_STOP_BYTES,) * MAX_STOP_STRINGS),
+    ],
+    ids=lambda _: "",
+)
+def test_limits_are_inclusive(request_: GenerationRequest) -> None:
+    request_.validated(DRAFTS)
 
 
 @pytest.mark.parametrize("draft", ["", "none", "general", "code"])

@@ -6,7 +6,15 @@ from pathlib import Path
 import pytest
 
 from memspec_core.errors import SettingsError
-from memspec_core.settings import PARAMETERS, Parameter, Settings, read_parameters
+from memspec_core.request import MAX_DRAFT_NAME_BYTES
+from memspec_core.settings import (
+    MAX_DRAFTS,
+    MAX_TEXT_BYTES,
+    PARAMETERS,
+    Parameter,
+    Settings,
+    read_parameters,
+)
 
 NUMBERS = [p for p in PARAMETERS if type(p.default) in (int, float)]
 IDS = {"ids": lambda parameter: parameter.name}
@@ -101,6 +109,24 @@ def test_drafts_and_their_paths() -> None:
 )
 def test_draft_names_that_cannot_be(names: object) -> None:
     assert "drafts.names" in refused(drafts__names=names)
+
+
+@pytest.mark.parametrize(
+    "parameter", [p for p in PARAMETERS if isinstance(p.default, str) and not p.choices], **IDS
+)
+def test_texts_are_bound(parameter: Parameter) -> None:
+    assert parameter.check("a" * MAX_TEXT_BYTES)
+    said = refused(**{parameter.name: "é" * (MAX_TEXT_BYTES // 2 + 1)})
+    assert f"{parameter.name} is longer than {MAX_TEXT_BYTES} bytes" in said
+
+
+def test_drafts_and_their_names_are_bound() -> None:
+    names = [f"a{i}" for i in range(MAX_DRAFTS + 1)]
+    assert len(Settings.from_parameters({"drafts.names": names[:-1]}).drafts) == MAX_DRAFTS
+    assert f"more than {MAX_DRAFTS} names" in refused(drafts__names=names)
+    longest = "a" * MAX_DRAFT_NAME_BYTES
+    assert Settings.from_parameters({"drafts.names": [longest]}).draft_names == (longest,)
+    assert f"at most {MAX_DRAFT_NAME_BYTES}" in refused(drafts__names=[longest + "a"])
 
 
 def test_duplicate_draft_names_are_said_to_be() -> None:
