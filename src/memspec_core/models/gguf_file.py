@@ -1,12 +1,14 @@
 """Weights and sizes in a GGUF file; Q4_0, Q4_1 and Q8_0 blocks are kept as they are."""
 
+import struct
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from gguf import GGMLQuantizationType, GGUFReader, ReaderTensor
+from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, ReaderTensor
 from gguf.quants import dequantize
 
 from memspec_core.errors import CheckpointError
@@ -36,8 +38,43 @@ _FLOATS = {
     GGMLQuantizationType.BF16: torch.bfloat16,
 }
 _FOUR_BITS = (GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1)
+_Parts = tuple[int, list[npt.NDArray[Any]], list[int], list[GGUFValueType]]
 _BLOCK = 32
+_LIST_HEADER_BYTES = 12
+_LONGEST_LIST = 1024
+"""No size of a model is a list of more."""
+
 _FREQUENCY_FACTORS = "rope_freqs.weight"
+
+
+class _Reader(GGUFReader):
+    """Passes over long lists, which are the tokenizer's: it reads them for itself.
+
+    They would take seconds, and a small array for each word, as long as the weights are needed.
+    """
+
+    def _get_field_parts(self, orig_offs: int, raw_type: int) -> _Parts:
+        if raw_type == GGUFValueType.ARRAY:
+            kind, count = struct.unpack_from("<IQ", self.data, orig_offs)
+            size = self._list_bytes(orig_offs + _LIST_HEADER_BYTES, kind, count)
+            if count > _LONGEST_LIST and size is not None:
+                return _LIST_HEADER_BYTES + size, [], [], [GGUFValueType.ARRAY]
+        whole: _Parts = super()._get_field_parts(orig_offs, raw_type)
+        return whole
+
+    def _list_bytes(self, start: int, kind: int, count: int) -> int | None:
+        """Return the bytes of a list's items, None where they are lists or of another order."""
+        if self.byte_order != "I" or sys.byteorder != "little":
+            return None
+        if kind != GGUFValueType.STRING:
+            number = self.gguf_scalar_to_np.get(GGUFValueType(kind))
+            return None if number is None else count * np.dtype(number).itemsize
+        end, memory = start, memoryview(self.data)
+        for _ in range(count):
+            end += 8 + int.from_bytes(memory[end : end + 8], "little")
+            if end > len(memory):
+                raise ValueError("a list ends behind the file")
+        return end - start
 
 
 class GgufFile:
@@ -181,11 +218,11 @@ class GgufFile:
         return default
 
 
-def _opened(path: Path) -> GGUFReader:
+def _opened(path: Path) -> _Reader:
     try:
         if path.stat().st_size == 0:
             raise CheckpointError(f"{path} is empty; copy the checkpoint again.")
-        return GGUFReader(path)
+        return _Reader(path)
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is missing.") from error
     except CheckpointError:

@@ -2,12 +2,14 @@
 
 import hashlib
 import json
+from pathlib import Path
 
 from transformers import AutoTokenizer
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from memspec_core.errors import CheckpointError, RequestError, VocabularyMismatchError
 from memspec_core.models.checkpoint import Checkpoint
+from memspec_core.models.kept_tokenizer import kept_tokenizer
 from memspec_core.request import GenerationRequest
 
 
@@ -22,12 +24,12 @@ class Tokenizer:
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> "Tokenizer":
         """Load the tokenizer that belongs to a checkpoint; raises `CheckpointError`."""
+        folder, gguf_file = checkpoint.folder, checkpoint.gguf_file
         try:
-            backend = AutoTokenizer.from_pretrained(
-                checkpoint.folder,
-                gguf_file=checkpoint.gguf_file,
-                local_files_only=True,
-                trust_remote_code=False,
+            backend = (
+                kept_tokenizer(folder / gguf_file, _loaded, lambda: _loaded(folder, gguf_file))
+                if gguf_file
+                else _loaded(folder)
             )
         except Exception as error:  # transformers raises many types for broken files
             raise CheckpointError(
@@ -95,3 +97,9 @@ class Tokenizer:
             f"The tokenizer of the draft {draft.where} differs from that of the target "
             f"{self.where} (for example in {example!r}); use a draft made for this target."
         )
+
+
+def _loaded(folder: Path, gguf_file: str | None = None) -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(
+        folder, gguf_file=gguf_file, local_files_only=True, trust_remote_code=False
+    )
