@@ -1,62 +1,34 @@
-"""Starts the node memspec and brings it up by lifecycle events.
+"""Starts the node memspec, which brings itself up: also after a respawn, and in any namespace.
 
-The node is configured when its process has started, also after a respawn, and activated when it
-has been configured. A deactivation by someone else is left as it is.
+Include it as often as there are namespaces or names. A deactivation by someone else is left as it
+is.
 """
 
 from launch import LaunchDescription
-from launch.actions import DeclareLaunchArgument, EmitEvent, RegisterEventHandler
-from launch.conditions import IfCondition
-from launch.event_handlers import OnProcessStart
-from launch.events import matches_action
+from launch.actions import DeclareLaunchArgument
 from launch.substitutions import LaunchConfiguration, PathJoinSubstitution
-from launch_ros.actions import LifecycleNode
-from launch_ros.event_handlers import OnStateTransition
-from launch_ros.events.lifecycle import ChangeState
+from launch_ros.actions import Node
+from launch_ros.parameter_descriptions import ParameterValue
 from launch_ros.substitutions import FindPackageShare
-from lifecycle_msgs.msg import Transition
 
 RESPAWN_SECONDS = 2.0
 
 
 def generate_launch_description():
-    node = LifecycleNode(
+    autostart = ParameterValue(LaunchConfiguration("autostart"), value_type=bool)
+    node = Node(
         package="memspec_ros",
         executable="memspec_node",
         name=LaunchConfiguration("name"),
         namespace=LaunchConfiguration("namespace"),
-        parameters=[LaunchConfiguration("params_file")],
+        parameters=[LaunchConfiguration("params_file"), {"autostart": autostart}],
         arguments=["--ros-args", "--log-level", LaunchConfiguration("log_level")],
         respawn=LaunchConfiguration("use_respawn"),
         respawn_delay=RESPAWN_SECONDS,
         output="screen",
         emulate_tty=True,
     )
-    autostart = IfCondition(LaunchConfiguration("autostart"))
-    configure = RegisterEventHandler(
-        OnProcessStart(
-            target_action=node,
-            on_start=[_transition(node, Transition.TRANSITION_CONFIGURE)],
-        ),
-        condition=autostart,
-    )
-    activate = RegisterEventHandler(
-        OnStateTransition(
-            target_lifecycle_node=node,
-            start_state="configuring",
-            goal_state="inactive",
-            entities=[_transition(node, Transition.TRANSITION_ACTIVATE)],
-        ),
-        condition=autostart,
-    )
-    # The handlers come first, so that no event of the node is missed.
-    return LaunchDescription([*_arguments(), configure, activate, node])
-
-
-def _transition(node, transition_id):
-    return EmitEvent(
-        event=ChangeState(lifecycle_node_matcher=matches_action(node), transition_id=transition_id)
-    )
+    return LaunchDescription([*_arguments(), node])
 
 
 def _arguments():

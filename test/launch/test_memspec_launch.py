@@ -1,14 +1,14 @@
-"""The launch file brings the node up, in a namespace, and ends it cleanly.
+"""The launch file, included twice: a robot whose node is respawned, and one under a manager.
 
 Run by launch_testing (`launch_test` or `pytest`); without it, test/ros tests the same behaviour.
 """
 
-import os
-import random
+import contextlib
+import sys
 import tempfile
-import time
 import unittest
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -23,81 +23,96 @@ import launch_testing
 import launch_testing.actions
 import launch_testing.asserts
 import launch_testing.markers
-import rclpy
-from launch.actions import IncludeLaunchDescription, TimerAction
+import psutil
+from launch.actions import IncludeLaunchDescription, SetEnvironmentVariable
 from launch.launch_description_sources import PythonLaunchDescriptionSource
-from lifecycle_msgs.msg import Transition
-from lifecycle_msgs.srv import ChangeState, GetState
 
 ROOT = Path(__file__).resolve().parents[2]
-UP_SECONDS = 180.0
+sys.path.insert(0, str(ROOT / "test" / "ros"))
 
-os.environ["ROS_DOMAIN_ID"] = str(random.randrange(1, 100))
-os.environ.setdefault("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
+from lifecycle_manager import LifecycleManager  # noqa: E402
+from ros_harness import Graph, default_drafts, new_domain, until  # noqa: E402
+
+UP_SECONDS = 180.0
+DOMAIN = new_domain()
 
 
 def parameters_file():
-    drafts = "[mixed]" if (ROOT / "models/mixed").is_dir() else "['']"
     file = Path(tempfile.mkdtemp()) / "params.yaml"
-    file.write_text(f"/**:\n  ros__parameters:\n    drafts.names: {drafts}\n")
+    file.write_text(f"/**:\n  ros__parameters:\n    drafts.names: {default_drafts()}\n")
     return str(file)
+
+
+def included(**arguments):
+    source = PythonLaunchDescriptionSource(str(ROOT / "launch/memspec.launch.py"))
+    return IncludeLaunchDescription(source, launch_arguments=arguments.items())
 
 
 @pytest.mark.launch_test
 @launch_testing.markers.keep_alive
 def generate_test_description():
-    memspec = IncludeLaunchDescription(
-        PythonLaunchDescriptionSource(str(ROOT / "launch/memspec.launch.py")),
-        launch_arguments={
-            "params_file": parameters_file(),
-            "namespace": "robot",
-            "log_level": "info",
-        }.items(),
+    params_file = parameters_file()
+    return launch.LaunchDescription(
+        [
+            SetEnvironmentVariable("ROS_DOMAIN_ID", str(DOMAIN)),
+            SetEnvironmentVariable("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST"),
+            # An argument of one inclusion holds for those after it, so that each names its own.
+            included(
+                params_file=params_file, namespace="robot1", use_respawn="true", autostart="true"
+            ),
+            included(
+                params_file=params_file, namespace="robot2", use_respawn="false", autostart="false"
+            ),
+            launch_testing.actions.ReadyToTest(),
+        ]
     )
-    ready = TimerAction(period=1.0, actions=[launch_testing.actions.ReadyToTest()])
-    return launch.LaunchDescription([memspec, ready])
+
+
+def node_process(namespace):
+    """Return the process that the launch started for a robot's node."""
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it may just have ended
+            if f"__ns:=/{namespace}" in process.cmdline():
+                return process
+    return None
 
 
 class TestBringUp(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        rclpy.init()
-        cls.node = rclpy.create_node("launch_tester")
+        unknown = SimpleNamespace(output="the launch shows what the node says")
+        cls.first = Graph(DOMAIN, unknown, "robot1/memspec")
+        cls.second = Graph(DOMAIN, unknown, "robot2/memspec")
 
     @classmethod
     def tearDownClass(cls):
-        cls.node.destroy_node()
-        rclpy.try_shutdown()
+        cls.first.close()
+        cls.second.close()
 
-    def call(self, service_type, name, request):
-        client = self.node.create_client(service_type, f"/robot/memspec/{name}")
-        self.assertTrue(client.wait_for_service(UP_SECONDS))
-        future = client.call_async(request)
-        rclpy.spin_until_future_complete(self.node, future, timeout_sec=60.0)
-        return future.result()
+    def test_a_robot_comes_up_stays_down_when_told_so_and_comes_up_after_a_crash(self):
+        self.first.wait_status("active", UP_SECONDS)
+        self.assertTrue(self.first.deactivate())
+        self.first.next_diagnostics()
+        self.assertEqual(self.first.state(), "inactive")
 
-    def state(self):
-        return self.call(GetState, "get_state", GetState.Request()).current_state.label
+        crashed = node_process("robot1")
+        crashed.kill()
+        until(lambda: node_process("robot1") not in (None, crashed), UP_SECONDS)
+        self.first.wait_status("active", UP_SECONDS)
 
-    def wait_state(self, label):
-        deadline = time.monotonic() + UP_SECONDS
-        while self.state() != label:
-            self.assertLess(time.monotonic(), deadline, f"the node did not become {label}")
-            time.sleep(0.2)
-
-    def test_the_node_becomes_active_and_stays_inactive_when_told_so(self):
-        self.wait_state("active")
-        deactivate = ChangeState.Request(transition=Transition(id=Transition.TRANSITION_DEACTIVATE))
-        self.assertTrue(self.call(ChangeState, "change_state", deactivate).success)
-        time.sleep(2.0)
-        self.assertEqual(self.state(), "inactive")
+    def test_a_robot_without_autostart_waits_for_its_manager(self):
+        self.assertEqual(self.second.state(), "unconfigured")
+        manager = LifecycleManager(self.second)
+        self.assertTrue(manager.startup())
+        self.assertTrue(manager.reset())
+        self.assertTrue(manager.startup())
 
 
 @launch_testing.post_shutdown_test()
 class TestEnd(unittest.TestCase):
-    def test_the_process_ends_with_code_0(self, proc_info):
-        launch_testing.asserts.assertExitCodes(proc_info)
+    def test_the_processes_end_with_code_0_but_for_the_crash(self, proc_info):
+        launch_testing.asserts.assertExitCodes(proc_info, allowable_exit_codes=[0, -9])
 
-    def test_the_node_says_no_traceback(self, proc_output):
+    def test_the_nodes_say_no_traceback(self, proc_output):
         text = "".join(line.text.decode(errors="replace") for line in proc_output)
         self.assertNotIn("Traceback", text)
