@@ -5,7 +5,7 @@ PYTHON ?= python3
 setup := $(PYTHON) scripts/setup_environment.py
 inside := scripts/in_environment
 
-.PHONY: help setup demo test lint clean python
+.PHONY: help setup demo test coverage lint parameters api clean python
 
 help:   ## list the targets and variables
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -25,6 +25,13 @@ lint: python   ## ruff and mypy
 	@$(inside) ruff check .
 	@$(inside) ruff format --check .
 	@$(inside) mypy
+
+parameters: setup   ## write docs/parameters.md from the declarations
+	@$(inside) python scripts/document_parameters.py
+
+api: python   ## build the API reference in build/api
+	@$(setup) --dev
+	@$(inside) python -W error::UserWarning scripts/document_api.py
 
 clean:   ## remove all that was made here
 	rm -rf .venv build install log .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,37 @@
+"""What is documented is what there is."""
+
+import importlib.util
+import inspect
+from pathlib import Path
+from types import FunctionType
+
+import pytest
+
+import memspec_core
+from memspec_core import settings
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def test_the_page_of_parameters_is_up_to_date():
+    path = ROOT / "scripts" / "document_parameters.py"
+    spec = importlib.util.spec_from_file_location("document_parameters", path)
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+
+    assert script.PAGE.read_text(encoding="utf-8") == script.page(), "run make parameters"
+    assert f"{settings.MAX_TEXT_BYTES:,} bytes" in script.HEAD
+
+
+@pytest.mark.parametrize("name", memspec_core.__all__)
+def test_public_names_have_docstrings(name):
+    public = getattr(memspec_core, name)
+    if not callable(public):  # a value: the API reference shows the line below it
+        source = Path(settings.__file__).read_text(encoding="utf-8")
+        assert f"\n{name}: " in source
+        return
+    assert inspect.getdoc(public)
+    for member, value in vars(public).items():
+        if member.startswith("_") or not isinstance(value, FunctionType | property):
+            continue
+        assert inspect.getdoc(value), f"{name}.{member}"
