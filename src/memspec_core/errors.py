@@ -17,6 +17,10 @@ class PromptTooLongError(RequestError):
     """The prompt does not fit into the context."""
 
 
+class SchemaError(RequestError):
+    """A JSON schema is invalid, unsupported or too complex, or there is nothing to read it with."""
+
+
 class UnknownDraftError(RequestError):
     """A request or a command names a draft that is not configured."""
 
