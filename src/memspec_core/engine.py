@@ -5,6 +5,7 @@ import gc
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -157,7 +158,8 @@ def load_engine(
         cache.clear()
         loader.close()
         raise
-    decodings = Decodings(target, planner, settings, clock)
+    book = partial(ledger.reserve, Account.TOKENS, "target")
+    decodings = Decodings(target, planner, settings, clock, book)
     controller = Controller(decodings.begin, cache, planner, settings, clock, on_decision)
     head, error = _load_predictor(chosen, target)
     if head is not None:

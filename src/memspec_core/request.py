@@ -1,9 +1,10 @@
 """What is asked of the runtime and what comes back."""
 
+import json
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
-from memspec_core.errors import RequestError
+from memspec_core.errors import RequestError, SchemaError
 
 PLAIN = "none"
 """The name that asks for, and stands for, decoding without a draft."""
@@ -16,6 +17,7 @@ MAX_PROMPT_BYTES = 1024 * 1024
 
 MAX_MESSAGES = 1024
 MAX_ROLE_BYTES = 64
+MAX_SCHEMA_BYTES = 64 * 1024
 MAX_STOP_STRINGS = 16
 MAX_STOP_BYTES = 1024
 MAX_DRAFT_NAME_BYTES = 64
@@ -62,7 +64,8 @@ class GenerationRequest:
     A `prompt` is one user message in the target's chat template, or the text itself if `raw`.
     `max_new_tokens` 0 takes the default of the settings, `draft` is empty for the strategy's
     choice, a draft's name, "lookup" or "none". `time_limit_seconds` counts from the submission, 0
-    sets no limit; of those that wait the highest `priority` runs first.
+    sets no limit; of those that wait the highest `priority` runs first. With a `json_schema` the
+    answer is a JSON document that is valid for it; the target is not shown it.
     """
 
     prompt: str = ""
@@ -74,6 +77,7 @@ class GenerationRequest:
     draft: str = ""
     time_limit_seconds: float = 0.0
     priority: int = 0
+    json_schema: str = ""
 
     def validated(self, draft_names: tuple[str, ...]) -> "GenerationRequest":
         """Return this request, its messages filled in from the prompt.
@@ -83,6 +87,7 @@ class GenerationRequest:
         self._check_text()
         self._check_numbers()
         check_draft_name(self.draft)
+        self._check_schema()
         known_names = (*draft_names, LOOKUP, PLAIN)
         if self.draft and self.draft not in known_names:
             known = ", ".join(known_names)
@@ -116,6 +121,23 @@ class GenerationRequest:
         for stop in self.stop:
             if not 0 < _utf8_length(stop, "A stop string") <= MAX_STOP_BYTES:
                 raise RequestError(f"A stop string has 1 to {MAX_STOP_BYTES} bytes.")
+
+    def _check_schema(self) -> None:
+        """Check the schema's form; what it says is `speculation.schema`'s affair."""
+        if not self.json_schema:
+            return
+        if self.stop:
+            raise RequestError("Give either stop strings or a json_schema, not both.")
+        if _utf8_length(self.json_schema, "json_schema") > MAX_SCHEMA_BYTES:
+            raise SchemaError(f"json_schema is longer than {MAX_SCHEMA_BYTES} bytes.")
+        try:
+            schema = json.loads(self.json_schema)
+        except ValueError as error:
+            raise SchemaError(f"json_schema is no JSON: {error}.") from error
+        except RecursionError as error:
+            raise SchemaError("json_schema is nested too deeply.") from error
+        if not isinstance(schema, dict):
+            raise SchemaError('json_schema must be a JSON object, such as {"type": "object"}.')
 
     def _check_numbers(self) -> None:
         _check_range("max_new_tokens", self.max_new_tokens, 0, 1_000_000)

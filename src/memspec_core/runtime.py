@@ -41,6 +41,7 @@ from memspec_core.snapshot import (
     RuntimeSnapshot,
     TargetSnapshot,
 )
+from memspec_core.speculation.schema import SchemaChecker
 from memspec_core.strategies import StaticStrategy, Strategy, create_strategy
 from memspec_core.strategies.utility import DraftCosts
 
@@ -70,6 +71,7 @@ class Runtime:
         self._on_change = on_change or (lambda: None)
         self._on_decision = on_decision
         self._counters = RuntimeCounters(self._clock)
+        self._schemas = SchemaChecker()
         self._condition = threading.Condition()
         self._describing = threading.Lock()
         self._queue = RequestQueue[Generation](settings.queue_policy, settings.queue_size)
@@ -149,7 +151,7 @@ class Runtime:
 
     def check(self, request: GenerationRequest) -> None:
         """Raise what `submit` would raise now."""
-        request.validated(self._settings.draft_names)
+        self._checked(request)
         with self._condition:
             self._require_accepting()
             self._queue.check(request.priority, self._running)
@@ -167,7 +169,7 @@ class Runtime:
         A `strategy`, new for this request, replaces the one that the settings name. Raises
         `RequestError`, `QueueFullError` or `NotAcceptingError`, one sentence each.
         """
-        checked = request.validated(self._settings.draft_names)
+        checked = self._checked(request)
         generation = Generation(checked, self._clock.now(), self._stop, listener, strategy)
         with self._condition:
             self._require_accepting()
@@ -301,6 +303,13 @@ class Runtime:
         if self._engine is None:
             raise NotAcceptingError("No model is loaded; configure first.")
         return self._engine
+
+    def _checked(self, request: GenerationRequest) -> GenerationRequest:
+        """Return a request with its messages filled in; raises `RequestError`."""
+        checked = request.validated(self._settings.draft_names)
+        if request.json_schema:
+            self._schemas.check(request.json_schema)
+        return checked
 
     def _require_accepting(self) -> None:
         if not self._accepting:

@@ -6,7 +6,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from memspec_core.cli.arguments import Subparsers
+from memspec_core.cli.arguments import Subparsers, read_schema
 from memspec_core.errors import MemSpecError, RequestError
 from memspec_core.generation import Generation
 from memspec_core.request import (
@@ -44,6 +44,9 @@ def add_parser(commands: Subparsers) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     parser.add_argument(
         "--record", type=Path, metavar="FILE", help="append what happened, for memspec timeline"
+    )
+    parser.add_argument(
+        "--json-schema", type=Path, metavar="FILE", help="answer with JSON that is valid for it"
     )
     parser.set_defaults(run=run)
 
@@ -93,6 +96,7 @@ def _request(arguments: argparse.Namespace) -> GenerationRequest:
         stop=tuple(arguments.stop),
         draft=arguments.draft,
         time_limit_seconds=arguments.time_limit,
+        json_schema=read_schema(arguments.json_schema),
     )
 
 

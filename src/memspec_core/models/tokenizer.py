@@ -71,6 +71,11 @@ class Tokenizer:
         """Return every token with its id."""
         return dict(self.backend.get_vocab())
 
+    def serialised(self) -> str | None:
+        """Return what a tokenizer.json would hold; None where this is a tokenizer without one."""
+        fast = getattr(self.backend, "backend_tokenizer", None)
+        return None if fast is None else str(fast.to_str())
+
     def sha256(self) -> str:
         """Hash the token map; equal maps have equal hashes whatever the file format.
 

@@ -20,6 +20,7 @@ class Account(Enum):
     PREDICTOR = "predictor"
     DRAFT = "draft"
     KV = "KV cache"
+    TOKENS = "table of tokens for json_schema"
     IN_FLIGHT = "load under way"
 
 
@@ -76,7 +77,7 @@ class Ledger:
                 sums[account] += amount
         return MemorySnapshot(
             budget_bytes=self.budget_bytes,
-            target_bytes=sums[Account.TARGET],
+            target_bytes=sums[Account.TARGET] + sums[Account.TOKENS],
             predictor_bytes=sums[Account.PREDICTOR],
             draft_bytes=sums[Account.DRAFT],
             kv_bytes=sums[Account.KV],

@@ -1,7 +1,7 @@
 """One generation on the target: its context, KV caches and answer, iteration by iteration."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from weakref import WeakValueDictionary
 
@@ -14,7 +14,7 @@ from memspec_core.iteration import Iteration, IterationSeconds
 from memspec_core.models.target import Target
 from memspec_core.models.text import Piece
 from memspec_core.prediction.context import POSITIONS, Vector
-from memspec_core.request import LOOKUP, PLAIN, GenerationRequest
+from memspec_core.request import LOOKUP, PLAIN, FinishReason, GenerationRequest
 from memspec_core.speculation.acceptance import accept_greedy, accept_sampled, accept_tree
 from memspec_core.speculation.answer import Answer
 from memspec_core.speculation.calibration import MOST_ROWS
@@ -24,6 +24,7 @@ from memspec_core.speculation.lookup import NgramLookup
 from memspec_core.speculation.planner import Candidate, Plan, Planner, fixed_plan
 from memspec_core.speculation.proposal import Draft, Proposal
 from memspec_core.speculation.sampling import Sampler
+from memspec_core.speculation.structure import Document
 
 PROMPT_ROWS = 256
 """Prompt tokens in one pass; an interruption is seen between passes."""
@@ -38,7 +39,8 @@ class Decoding:
     `planner` chooses what each iteration proposes; with a `lookup` that competes with the draft.
     `interruption` is asked before each iteration and each part of the prompt; a reason that it
     gives ends the generation with what there is. What the target's cache holds of the prompt from
-    the generation before is kept. `close` rolls every KV cache back to tokens of the context.
+    the generation before is kept. With a `document` the target's tokens are chosen among those that
+    may follow in it. `close` rolls every KV cache back to tokens of the context.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Decoding:
         max_new_tokens: int,
         planner: Planner,
         lookup: NgramLookup | None = None,
+        document: Document | None = None,
         interruption: Interruption,
         clock: Clock,
     ) -> None:
@@ -67,10 +70,12 @@ class Decoding:
         self._sampler = Sampler(request.sampling, target.decoder.device)
         self._planner = planner if self._sampler.greedy else planner.untimed()
         self._lookup = lookup
+        self._document = document
+        ends = target.end_of_sequence_ids | (document.end_ids if document else frozenset())
         self._answer = Answer(
             target.tokenizer.decode,
             stop=request.stop,
-            end_of_sequence_ids=target.end_of_sequence_ids,
+            end_of_sequence_ids=ends,
             max_tokens=min(max_new_tokens, room),
         )
         self._interruption = interruption
@@ -124,7 +129,7 @@ class Decoding:
         """
         if not self.generated_tokens:
             return None
-        end = len(self._context) - 1
+        end = min(len(self._context) - 1, self._target.cache.length)
         return self._mean_state(max(self._prompt_tokens - 1, end - count), end)
 
     def read_prompt(self) -> None:
@@ -159,24 +164,27 @@ class Decoding:
         out what the last one gave.
         """
         self._answer.finish_reason = self._interruption()
+        begins = self._document is not None and not self.generated_tokens
+        opened = self._append([]) if begins and not self.ended else 0
         if self.ended:
-            return self._event(_name(draft), wanted, seconds, self._answer.take())
+            piece = self._answer.take()
+            return self._event(_name(draft), wanted, seconds, piece, committed=opened)
         started = self._clock.now()
         room = self._answer.remaining_tokens - 1
         plan, proposal = self._proposed(draft, room, length)
         name = plan.source if proposal.token_ids else PLAIN
         drafted = self._clock.now()
+        forced = len(self._context) - self._target.cache.length - 1
         accepted, tokens = self._verified(proposal)
-        committed = self._answer.extend(tokens)
-        self._commit(tokens[:committed])
+        committed = self._append(tokens)
         verified = self._clock.now()
         self._planner.observe(
-            plan if proposal.token_ids or plan.least else Plan(),
+            plan if proposal.token_ids or proposal.steps or plan.least else Plan(),
             len(proposal.token_ids),
             proposal.steps or len(proposal.token_ids),
             accepted,
             drafted - started,
-            verified - drafted,
+            0.0 if forced else verified - drafted,  # a pass of more rows than were proposed
         )
         since = started if self._ended_at is None else self._ended_at
         self._ended_at = verified
@@ -193,7 +201,7 @@ class Decoding:
             self._answer.take(),
             proposed=len(proposal.token_ids),
             accepted=min(accepted, committed),
-            committed=committed,
+            committed=opened + committed,
         )
 
     def rest(self) -> Iteration:
@@ -210,13 +218,17 @@ class Decoding:
         if self._lookup is not None and room > 0:
             most = min(room, length or MOST_ROWS - 1)
             looked_up = self._lookup.propose(self._context, most, self._sampler)
+            if self._document is not None:
+                looked_up = looked_up.cut(self._document.count_allowed(looked_up.token_ids))
         plan = self._plan(draft, looked_up, room, length)
         if draft is None or plan.name != draft.name:
             return plan, looked_up.cut(plan.length)
         self._remember(draft, len(self._context))
         if plan.least and isinstance(draft, FeatureDraft):
-            return plan, draft.propose_likely(self._context, plan.length, plan.least, plan.worth)
-        return plan, draft.propose(self._context, plan.length, self._sampler)
+            found = draft.propose_likely(self._context, plan.length, plan.least, plan.worth)
+        else:
+            found = draft.propose(self._context, plan.length, self._sampler)
+        return plan, self._document.within(found) if self._document else found
 
     def _remember(self, draft: Draft, tokens: int) -> None:
         """Note how much of the context a draft has read."""
@@ -243,11 +255,17 @@ class Decoding:
         proposed = proposal.token_ids
         unseen = self._context[self._target.cache.length :]
         hidden = self._feed([*unseen, *proposed])[-1 - len(proposed) :]
-        if self._sampler.greedy:
-            accepted, extra = accept_greedy(proposed, self._most_probable(hidden))
-        else:
-            p = self._distribution(hidden)
+        if not self._sampler.greedy:
+            p = self._distribution(hidden, proposed)
             accepted, extra = accept_sampled(proposed, proposal.probabilities, p, self._sampler)
+            if self._document is not None:
+                self._document.take(*proposed[:accepted], extra)
+        elif self._document is not None:
+            chain = range(-1, len(proposed) - 1)
+            path, extra = accept_tree(proposed, chain, self._chooser(hidden))
+            accepted = len(path)
+        else:
+            accepted, extra = accept_greedy(proposed, self._most_probable(hidden))
         return accepted, [*proposed[:accepted], extra]
 
     def _verified_tree(
@@ -262,16 +280,30 @@ class Decoding:
         start = cache.length
         rows = [-1, *(parent + 1 for parent in parents)]
         hidden = decoder.forward([newest, *proposed], cache, rows)
-        if self._sampler.greedy:
-            own = self._most_probable(hidden)
-            path, extra = accept_tree(proposed, parents, lambda place: own[place + 1])
-        else:
-            p = self._distribution(hidden)
-            path, extra = accept_tree(
-                proposed, parents, lambda place: self._sampler.draw(p[place + 1])
-            )
+        path, extra = accept_tree(proposed, parents, self._chooser(hidden))
         decoder.keep(cache, start, [0, *(place + 1 for place in path)])
         return len(path), [*(proposed[place] for place in path), extra]
+
+    def _chooser(self, hidden: torch.Tensor) -> Callable[[int], int]:
+        """Return what chooses the target's token after a place of a tree, -1 for its root.
+
+        `hidden` [n + 1, hidden]: the rows of the root and of the n places. It is to be asked along
+        one path: a document goes on with what is chosen.
+        """
+        document, sampler = self._document, self._sampler
+        if sampler.greedy:
+            own = self._most_probable(hidden)
+            if document is None:
+                return lambda place: own[place + 1]
+            logits = self._target.decoder.logits
+            return lambda place: document.take_best(
+                own[place + 1], lambda: logits(hidden[place + 1 : place + 2])[0]
+            )
+        if document is None:
+            p = self._distribution(hidden)
+            return lambda place: sampler.draw(p[place + 1])
+        rows = self._logits(hidden)
+        return lambda place: document.take_drawn(rows[place + 1], sampler)
 
     def _most_probable(self, hidden: torch.Tensor) -> list[int]:
         """Return the target's own tokens [n] after hidden rows [n, hidden]."""
@@ -279,11 +311,21 @@ class Decoding:
         self._require_finite(sum(logits))
         return own
 
-    def _distribution(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return what the target draws its tokens from [n, m] after hidden rows [n, hidden]."""
+    def _distribution(self, hidden: torch.Tensor, proposed: Sequence[int] = ()) -> torch.Tensor:
+        """Return what the target draws its tokens from [n, m] after hidden rows [n, hidden].
+
+        A document allows what may follow it, and each of the proposed tokens, n - 1 of them.
+        """
+        logits = self._logits(hidden)
+        if self._document is not None:
+            logits = self._document.masked_along(logits, proposed)
+        return self._sampler.distribution(logits)
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the target's logits [n, m] after hidden rows [n, hidden]."""
         logits = self._target.decoder.logits(hidden)
         self._require_finite(float(logits.amax(dim=-1).sum()))
-        return self._sampler.distribution(logits)
+        return logits
 
     def _require_finite(self, logit: float) -> None:
         """Raise `ModelError` if the target's largest logits, or their sum, are no numbers."""
@@ -303,6 +345,22 @@ class Decoding:
             return np.zeros(decoder.config.hidden_size, np.float32)
         mean: Vector = decoder.mean_state(cache, first, end).cpu().numpy()
         return mean
+
+    def _append(self, tokens: Sequence[int]) -> int:
+        """Take verified tokens, and those that a document leaves no choice of after them.
+
+        Returns how many of them came before the answer's end.
+        """
+        ahead = self._document.take_forced() if self._document else []
+        committed = self._answer.extend([*tokens, *ahead])
+        if ahead and self._document and self._document.complete:
+            whole = committed == len(tokens) + len(ahead) - 1
+            if whole:  # also where its last token is the last that the length limit allows
+                self._answer.finish_reason = FinishReason.END_OF_SEQUENCE
+        self._commit(tokens[:committed])
+        # No pass has seen these: rows of rejected tokens in their place are gone before they come.
+        self._context.extend(ahead[: max(0, committed - len(tokens))])
+        return committed
 
     def _commit(self, tokens: Sequence[int]) -> None:
         self._context.extend(tokens)
