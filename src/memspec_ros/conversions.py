@@ -34,6 +34,7 @@ def request_from_goal(goal: Generate.Goal) -> GenerationRequest:
         draft=goal.draft,
         time_limit_seconds=seconds_from_duration(goal.time_limit),
         priority=goal.priority,
+        json_schema=goal.json_schema,
     )
 
 
@@ -52,6 +53,7 @@ def goal_from_request(request: GenerationRequest) -> Generate.Goal:
         draft=request.draft,
         time_limit=duration_from_seconds(request.time_limit_seconds),
         priority=request.priority,
+        json_schema=request.json_schema,
     )
 
 

@@ -5,7 +5,9 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 
+from memspec_core.cli.arguments import read_schema
 from memspec_core.errors import RequestError
 from memspec_core.request import ChatMessage, GenerationRequest, SamplingSettings
 
@@ -46,6 +48,7 @@ def request_from_options(options: argparse.Namespace) -> GenerationRequest:
         draft=options.draft,
         time_limit_seconds=options.time_limit,
         priority=options.priority,
+        json_schema=read_schema(options.json_schema),
     )
     checked = request.validated((options.draft,) if options.draft else ())
     if not options.system:
@@ -60,6 +63,7 @@ def request_from_options(options: argparse.Namespace) -> GenerationRequest:
         draft=request.draft,
         time_limit_seconds=request.time_limit_seconds,
         priority=request.priority,
+        json_schema=request.json_schema,
     )
 
 
@@ -121,6 +125,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--time-limit", type=float, default=0.0, metavar="S", help="seconds; 0: none (default)")
     add("--priority", type=int, default=0, metavar="N", help="the highest runs first (default 0)")
     add("--wait", type=float, default=10.0, metavar="S", help="wait so long for the node (10)")
+    add("--json-schema", type=Path, metavar="FILE", help="answer with JSON that is valid for it")
     return parser
 
 
