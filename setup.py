@@ -10,6 +10,7 @@ from setuptools import find_packages, setup
 
 PACKAGE = "memspec_ros"
 ROOT = Path(__file__).resolve().parent
+EXAMPLES = ("plan_node.py", "speak.py", "chat.py")
 
 
 def shared_files(*folders: str) -> list[tuple[str, list[str]]]:
@@ -40,7 +41,9 @@ setup(
     data_files=[
         ("share/ament_index/resource_index/packages", [f"resource/{PACKAGE}"]),
         (f"share/{PACKAGE}", ["package.xml"]),
-        *shared_files("launch", "config", "models"),
+        *shared_files("launch", "config", "models", "examples"),
+        # Where `ros2 run` and launch files look for programs.
+        (f"lib/{PACKAGE}", [f"examples/{name}" for name in EXAMPLES]),
     ],
     zip_safe=False,
     # No install_requires: rosdep and the requirements files provide what is needed, and an

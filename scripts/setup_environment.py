@@ -347,7 +347,7 @@ def build_packages(ros: str) -> None:
     messages = [path for path in (ROOT / "src" / "memspec_msgs").rglob("*") if path.is_file()]
     shared = [
         path.relative_to(ROOT)
-        for folder in ("launch", "config", "models")
+        for folder in ("launch", "config", "models", "examples")
         for path in (ROOT / folder).rglob("*")
         if "__pycache__" not in path.parts
     ]

@@ -64,7 +64,7 @@ def tracked_files() -> list[Path]:
     return [path for path in paths if path.is_file()]
 
 
-@pytest.mark.parametrize("folder", ["src/memspec_ros", "launch", "test"])
+@pytest.mark.parametrize("folder", ["src/memspec_ros", "launch", "examples", "test"])
 def test_package_xml_names_every_ros_package_that_is_imported(folder):
     needed = {name for name in imported_modules(ROOT / folder) if ROS_MODULE.match(name)}
 
@@ -137,7 +137,7 @@ def test_shared_folders_are_installed_as_trees(monkeypatch):
         f"{folder}/{Path(name).name}" for folder, names in arguments["data_files"] for name in names
     }
 
-    for folder in ("launch", "config", "models"):
+    for folder in ("launch", "config", "models", "examples"):
         for path in (ROOT / folder).rglob("*"):
             if path.is_file() and "__pycache__" not in path.parts:
                 assert f"share/memspec_ros/{path.relative_to(ROOT)}" in installed
