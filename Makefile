@@ -5,7 +5,7 @@ PYTHON ?= python3
 setup := $(PYTHON) scripts/setup_environment.py
 inside := scripts/in_environment
 
-.PHONY: help setup demo test coverage lint parameters api clean python
+.PHONY: help setup demo test soak coverage lint parameters api clean python
 
 help:   ## list the targets and variables
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -19,6 +19,9 @@ demo: setup   ## start the node, ask it something, show the answer and what the 
 
 test: lint   ## lint, then run the whole test suite
 	@$(inside) python -m pytest
+
+soak: setup   ## 10,000 goals, 100 lifecycle cycles, faults and signals: an hour and more
+	@$(inside) python test/ros/soak.py --output soak.json
 
 lint: python   ## ruff and mypy
 	@$(setup) --dev

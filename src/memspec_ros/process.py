@@ -46,9 +46,9 @@ def main(arguments: list[str] | None = None) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
 
+    _return_freed_memory()
     owed: list[MemSpecNode] = []
     threading.Thread(target=_end_in_time, args=(stop, owed), name="end", daemon=True).start()
-    _return_freed_memory()
     import rclpy
     from rclpy.signals import SignalHandlerOptions
 
@@ -91,7 +91,8 @@ def _return_freed_memory() -> None:
     """Have glibc serve all threads from one arena.
 
     Loading in another thread each time leaves a hole in another arena, and after a few rounds of
-    cleanup and configure the process holds hundreds of megabytes that nobody uses.
+    cleanup and configure the process holds hundreds of megabytes that nobody uses. To be called
+    before the first thread begins, for which there would be another arena.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
