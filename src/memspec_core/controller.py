@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 
 from memspec_core.clock import Clock
-from memspec_core.errors import CheckpointError, MemoryBudgetError
+from memspec_core.errors import CheckpointError, LoadGivenUpError, MemoryBudgetError
 from memspec_core.iteration import Iteration
 from memspec_core.measurement.decisions import Decision, Digest, digest_of_prompt, hash_of_context
 from memspec_core.measurement.stopwatch import LOAD_WAIT, PREDICTION, PROMPT, Stopwatch
@@ -82,6 +82,7 @@ class Controller:
         self._clock = clock
         self._on_decision = on_decision
         self._prompt_digest: Digest | None = None
+        self._interruption: Interruption = lambda: None
 
     def generate(
         self,
@@ -96,6 +97,7 @@ class Controller:
         `PromptTooLongError`, `CheckpointError` and `MemoryBudgetError` before the first token.
         """
         course = self._begin(request, prompt_ids, interruption)
+        self._interruption = interruption
         self._prompt_digest = digest_of_prompt(prompt_ids) if self._on_decision else None
         try:
             yield from self._run(course, strategy)
@@ -179,7 +181,9 @@ class Controller:
             if not strategy.insists and not self._cache.may_load(name):
                 continue
             try:
-                self._cache.require(name)
+                self._cache.require(name, lambda: self._interruption() is not None)
+            except LoadGivenUpError:
+                return  # the next iteration ends the answer
             except (CheckpointError, MemoryBudgetError) as error:
                 if strategy.insists:
                     raise

@@ -229,9 +229,12 @@ def _load_predictor(settings: Settings, target: Target) -> tuple[RankingHead | N
 def _load_first_drafts(
     cache: DraftCache, settings: Settings, between_parts: Callable[[], None]
 ) -> dict[str, Draft]:
+    def go_on() -> bool:
+        between_parts()
+        return False
+
     first = {}
     ranking = create_strategy(settings).rank(Context(()))
     for name in ranking.order[: settings.resident_capacity]:
-        between_parts()
-        first[name] = cache.require(name)
+        first[name] = cache.require(name, give_up=go_on)
     return first

@@ -41,6 +41,10 @@ class MemoryBudgetError(MemSpecError):
     """Something does not fit into the memory budget; raised before anything is allocated."""
 
 
+class LoadGivenUpError(MemSpecError):
+    """What waited for a load no longer does; the load itself goes on."""
+
+
 class QueueFullError(MemSpecError):
     """No place for one more request: as many wait as may, or the policy lets none wait."""
 

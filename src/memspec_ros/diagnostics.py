@@ -10,6 +10,7 @@ from importlib import metadata
 import psutil
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 from rclpy.callback_groups import CallbackGroup
+from rclpy.clock import Clock, ClockType
 from rclpy.node import Node
 
 from memspec_core.errors import MemoryBudgetError
@@ -65,7 +66,9 @@ class Diagnostics:
         self._node = node
         self._state = state
         self._publisher = node.create_publisher(DiagnosticArray, "/diagnostics", 10)
-        self._timer = node.create_timer(period_seconds, self._publish, callback_group=group)
+        # Simulated time may stand still or jump.
+        steady = Clock(clock_type=ClockType.STEADY_TIME)
+        self._timer = node.create_timer(period_seconds, self._publish, group, steady)
 
     def set_period(self, seconds: float) -> None:
         """Publish this often from now on."""

@@ -1,5 +1,7 @@
 """The draft model cache, Algorithm 2, with a loader that the test drives by hand."""
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -44,7 +46,7 @@ class HandLoader:
         ended, self._ended = self._ended, []
         return ended
 
-    def wait(self) -> FinishedLoad:
+    def wait(self, _give_up: Callable[[], bool] = lambda: False) -> FinishedLoad:
         if not self._ended:
             assert self.under_way, "waits for a load that nobody started"
             self.land(self.under_way[0])

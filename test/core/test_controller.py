@@ -1,6 +1,6 @@
 """The loop of Algorithm 3 on real models, with rankings and loads that the test decides."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,8 +37,8 @@ class RealLoader(HandLoader):
     def finished(self) -> list[FinishedLoad]:
         return [self._with_draft(load) for load in super().finished()]
 
-    def wait(self) -> FinishedLoad:
-        return self._with_draft(super().wait())
+    def wait(self, give_up: Callable[[], bool] = lambda: False) -> FinishedLoad:
+        return self._with_draft(super().wait(give_up))
 
     def _with_draft(self, load: FinishedLoad) -> FinishedLoad:
         return load if load.draft is None else replace(load, draft=self._drafts[load.name])

@@ -9,7 +9,7 @@ import weakref
 import pytest
 
 from core.tiny import ManualClock
-from memspec_core.errors import CheckpointError
+from memspec_core.errors import CheckpointError, LoadGivenUpError
 from memspec_core.models.pieces import Pace
 from memspec_core.residency import loader as loader_module
 from memspec_core.residency.loader import LOADER_NICENESS, STALL_SECONDS, DraftLoader
@@ -198,6 +198,18 @@ def test_a_load_that_hangs_fails_in_time_and_others_go_on() -> None:
     assert load.ended.wait(10)
     loader.start("last")
     assert loader.wait().name == "last"  # what came late was dropped
+    loader.close()
+
+
+def test_whoever_waits_may_give_up_and_the_load_goes_on() -> None:
+    load = Hanging()
+    loader = DraftLoader(load, ManualClock())
+    loader.start("stuck")
+    assert load.begun.wait(10)
+    with pytest.raises(LoadGivenUpError):
+        loader.wait(lambda: True)
+    load.go_on.set()
+    assert loader.wait().draft is not None
     loader.close()
 
 

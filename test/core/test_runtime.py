@@ -24,7 +24,7 @@ from memspec_core.errors import (
 )
 from memspec_core.generation import Generation
 from memspec_core.models.decoder import Decoder
-from memspec_core.models.draft import WEIGHTS
+from memspec_core.models.draft import WEIGHTS, DraftPlan
 from memspec_core.models.kv_cache import KeyValueCache
 from memspec_core.models.target import TargetPlan
 from memspec_core.models.torch_decoder import TorchDecoder
@@ -768,6 +768,35 @@ def test_even_the_end_of_the_thread_ends_every_generation(
         assert result.error
     until(lambda: not runtime.snapshot().worker_alive)
     runtime.close()
+
+
+@pytest.mark.parametrize("end", ["cancel", "shut", "time"])
+def test_a_load_that_hangs_holds_no_end_up(
+    end: str, start: Callable[..., Runtime], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = start("itself", "first_layer", resident_capacity=1)
+    begun, go_on = threading.Event(), threading.Event()
+    load = DraftPlan.load
+
+    def hanging(plan: DraftPlan, *arguments: Any) -> Any:
+        begun.set()
+        assert go_on.wait(SECONDS)
+        return load(plan, *arguments)
+
+    monkeypatch.setattr(DraftPlan, "load", hanging)
+    limit = 0.2 if end == "time" else 0.0
+    waiting = runtime.submit(asked(draft="first_layer", time_limit_seconds=limit))
+    assert begun.wait(SECONDS)
+    if end == "cancel":
+        waiting.cancel()
+    if end == "shut":
+        runtime.shut()
+        runtime.open()
+    expected = {"cancel": "CANCELLED", "shut": "ABORTED", "time": "TIME_LIMIT"}
+    assert result_of(waiting).finish_reason is FinishReason[expected[end]]
+    assert answer(runtime, draft="none").finish_reason is FinishReason.LENGTH
+    go_on.set()
+    assert answer(runtime, draft="first_layer").finish_reason is FinishReason.LENGTH
 
 
 # Changes while running

@@ -8,7 +8,7 @@ what each draft would have gained at each place.
 import math
 import random
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -104,8 +104,8 @@ class SimulatedLoader:
             landed.append(self._taken_over())
         return landed
 
-    def wait(self) -> FinishedLoad:
-        """Let time pass until the next load has ended."""
+    def wait(self, _give_up: Callable[[], bool]) -> FinishedLoad:
+        """Let time pass until the next load has ended, for which a replay always waits."""
         left = max(0.0, self._under_way[0][1] - self._clock.seconds)
         waited = left / self._profile.load_stretch
         self._clock.seconds += waited

@@ -31,8 +31,11 @@ class Loader(Protocol):
         """Take over all loads that have ended."""
         ...
 
-    def wait(self) -> FinishedLoad:
-        """Wait for the next load to end and take it over."""
+    def wait(self, give_up: Callable[[], bool]) -> FinishedLoad:
+        """Wait for the next load to end and take it over.
+
+        Raises `LoadGivenUpError` once `give_up` says that nobody waits any longer.
+        """
         ...
 
 
@@ -190,10 +193,11 @@ class DraftCache:
             self._active = name
             return None if name is None else self._resident[name]
 
-    def require(self, name: str) -> Draft:
+    def require(self, name: str, give_up: Callable[[], bool] = lambda: False) -> Draft:
         """Return a draft, waiting for its load if it is not resident (the only wait).
 
-        Raises `CheckpointError` if it cannot be loaded, `MemoryBudgetError` if it has no room.
+        Raises `CheckpointError` if it cannot be loaded, `MemoryBudgetError` if it has no room, and
+        `LoadGivenUpError` once `give_up` says that nobody waits any longer.
         """
         if self._limit == 0:
             raise MemoryBudgetError(f"No room for the draft {name}: {_SHORT_OF_MEMORY}")
@@ -201,7 +205,7 @@ class DraftCache:
         while (draft := self._resident.get(name)) is None:
             with self._lock:
                 self._begin(name)
-            load = self._loader.wait()
+            load = self._loader.wait(give_up)
             with self._lock:
                 self._take_over(load, awaited=name)
             if load.name == name and load.draft is None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from memspec_core.clock import Clock
-from memspec_core.errors import MemSpecError
+from memspec_core.errors import LoadGivenUpError, MemSpecError
 from memspec_core.models.pieces import Pace
 from memspec_core.residency.pace import LoadPace, load_rate
 from memspec_core.speculation.proposal import Draft
@@ -117,12 +117,17 @@ class DraftLoader:
             loads.append(self._finished.get())
         return loads
 
-    def wait(self) -> FinishedLoad:
-        """Wait for the next load to end and take it over."""
-        while True:
+    def wait(self, give_up: Callable[[], bool] = lambda: False) -> FinishedLoad:
+        """Wait for the next load to end and take it over.
+
+        Raises `LoadGivenUpError` once `give_up` says that nobody waits any longer; what is loaded
+        goes on.
+        """
+        while not give_up():
             self._give_up_stalled()
             with contextlib.suppress(queue.Empty):
                 return self._finished.get(timeout=_LOOK_SECONDS)
+        raise LoadGivenUpError("A load is no longer waited for.")
 
     def close(self) -> None:
         """End the thread, and the load under way at its next piece."""
