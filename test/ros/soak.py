@@ -318,7 +318,10 @@ def soak(goals, cycles, starts, folder, seed=0):
         with bad_subscribers(domain, node):
             all_at_once(clients, max(40, goals // 10), folder, seed + 100)
             before = resources(node)
-            all_at_once(clients, goals, folder, seed)
+            course = [before["mib"]]
+            for part in range(4):
+                all_at_once(clients, goals // 4, folder, seed + 10 * part)
+                course.append(resources(node)["mib"])
             cancel_storms(client, storms)
             goals_across_transitions(graph, client, rounds)
             after = resources(node)
@@ -340,9 +343,11 @@ def soak(goals, cycles, starts, folder, seed=0):
     return tally.report() | {
         "before": before,
         "after": after,
+        "mib_over_the_goals": course,
         "cycles": cycles,
         "mib_after_cleanup": memory,
         "tracebacks_beside_faults": problems,
+        "faults_told": expected,
         "seconds": time.monotonic() - began,
         "load_average": os.getloadavg()[1],
     }
@@ -355,9 +360,12 @@ def main():
     parser.add_argument("--starts", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path)
+    parser.add_argument("--logs", type=Path, help="keep the logs of the nodes in this folder")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        report = soak(options.goals, options.cycles, options.starts, Path(folder), options.seed)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.logs or Path(temporary)
+        folder.mkdir(exist_ok=True)
+        report = soak(options.goals, options.cycles, options.starts, folder, options.seed)
     text = json.dumps(report, indent=1)
     print(text)
     if options.output:
