@@ -5,8 +5,7 @@ import errno
 import time
 from pathlib import Path
 
-from memspec_core.models import draft
-from memspec_core.models.native import layouts
+from memspec_core.models import pieces
 from memspec_core.models.target import TargetPlan
 from memspec_core.residency.pressure import MemoryPressure
 from memspec_core.speculation.decoding import Decoding
@@ -78,8 +77,5 @@ if __name__ == "__main__":
         TargetPlan.load, lambda: fail_once(FAIL_LOAD), lambda: held_by(SLOW_LOAD, "A load waits")
     )
     MemoryPressure.check = before(MemoryPressure.check, dead_worker)
-    for module in (draft, layouts):
-        module.read_file = before(
-            module.read_file, lambda: held_by(HANGING_DISC, "A read hangs"), read_errors
-        )
+    pieces._read = before(pieces._read, lambda: held_by(HANGING_DISC, "A read hangs"), read_errors)
     raise SystemExit(main())

@@ -142,7 +142,7 @@ def client_life(client, goals, chance, folder):
     """Send goals one after the other; cancel some, and have some fail."""
     for _ in range(goals):
         if chance.random() < 0.02:
-            (folder / FAIL).write_text(chance.choice(FAULTS))
+            inject(folder, chance.choice(FAULTS))
             client.tally.count("faults injected")
         cancels = chance.random() < 0.2
         goal = client.send(**(any_goal(chance) | ({"max_new_tokens": 200} if cancels else {})))
@@ -155,6 +155,13 @@ def client_life(client, goals, chance, folder):
             time.sleep(chance.random() * 0.2)
             client.cancel(goal)
         client.finish(goal)
+
+
+def inject(folder, fault):
+    """Have the next iteration fail; the file is there whole or not at all."""
+    new = folder / f"{FAIL}.{threading.get_ident()}"
+    new.write_text(fault)
+    new.rename(folder / FAIL)
 
 
 def all_at_once(clients, goals, folder, seed):
@@ -213,6 +220,29 @@ def goals_across_transitions(graph, client, rounds):
         assert graph.activate()
     done.set()
     sender.join()
+
+
+def one_client(client, goals):
+    """Beside a goal that runs, send another, and cancel both: what one client waits for."""
+    for _ in range(goals):
+        running = client.send(prompt=COUNTING, raw=True, max_new_tokens=2000, draft="none")
+        running.wait_feedback()
+        began = time.monotonic()
+        waiting = client.send(prompt="Hi", max_new_tokens=2)
+        assert waiting.accepted
+        client.tally.took("accept, one client", time.monotonic() - began)
+        waiting.ask_result()
+        client.cancel(waiting)
+        ended = running.ask_result()
+        client.tally.count("cancels")
+        began = time.monotonic()
+        running.handle.cancel_goal_async()
+        until(ended.done)
+        client.tally.took("cancel, one client", time.monotonic() - began)
+        client.finish(waiting)
+        _, result = client.finish(running)
+        if result.stats.tokens_per_second:
+            client.tally.took("iteration", 1.0 / result.stats.tokens_per_second)
 
 
 @contextmanager
@@ -325,6 +355,7 @@ def soak(goals, cycles, starts, folder, seed=0):
             cancel_storms(client, storms)
             goals_across_transitions(graph, client, rounds)
             after = resources(node)
+        one_client(client, max(5, goals // 20))
         assert graph.deactivate()
         assert graph.cleanup()
         memory = lifecycle_cycles(graph, client, cycles)
