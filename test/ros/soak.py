@@ -27,7 +27,7 @@ from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState
 from rclpy.action import ActionClient
 from rclpy.qos import QoSProfile
-from ros_harness import COUNTING, Goal, Graph, NodeProcess, new_domain, until
+from ros_harness import COUNTING, Goal, Graph, NodeProcess, new_domain, until, wait
 
 from memspec_msgs.action import Generate
 from memspec_msgs.msg import TokenChunk
@@ -237,7 +237,7 @@ def one_client(client, goals):
         client.tally.count("cancels")
         began = time.monotonic()
         running.handle.cancel_goal_async()
-        until(ended.done)
+        wait(ended)
         client.tally.took("cancel, one client", time.monotonic() - began)
         client.finish(waiting)
         _, result = client.finish(running)
