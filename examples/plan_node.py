@@ -19,7 +19,8 @@ from std_msgs.msg import String
 from memspec_msgs.action import Generate
 from memspec_msgs.msg import ChatMessage
 
-SYSTEM = "You are a robot. Answer with a numbered list of the short steps that you will take."
+SYSTEM = "You are a helpful assistant for robots."
+REQUEST = "List the steps to do this: "
 RETRY_SECONDS = 0.5
 
 
@@ -32,6 +33,7 @@ class Planner(Node):
         memspec = self.declare_parameter("memspec", "memspec").value
         self.declare_parameter("max_new_tokens", 200)
         self.declare_parameter("system", SYSTEM)
+        self.declare_parameter("request", REQUEST)
         self._client = ActionClient(self, Generate, f"{memspec}/generate")
         self._plans = self.create_publisher(String, "~/plan", 10)
         self.create_subscription(String, "~/task", self._hear, 10)
@@ -60,10 +62,11 @@ class Planner(Node):
         if self._asked or not self._task:
             return
         self._asked = True
+        request = self.get_parameter("request").value + self._task
         goal = Generate.Goal(
             messages=[
                 ChatMessage(role="system", content=self.get_parameter("system").value),
-                ChatMessage(role="user", content=self._task),
+                ChatMessage(role="user", content=request),
             ],
             max_new_tokens=self.get_parameter("max_new_tokens").value,
         )

@@ -51,7 +51,7 @@ def heard(graph, topic):
 
 
 def test_the_newest_task_is_planned_and_an_older_one_cancelled(active, tmp_path):
-    with example(active.domain, "plan_node.py", tmp_path, "max_new_tokens:=2000", "system:=''"):
+    with example(active.domain, "plan_node.py", tmp_path, "max_new_tokens:=2000", "request:=''"):
         plans = heard(active, "/planner/plan")
         tasks = active.ros.create_publisher(String, "/planner/task", 10)
         until(lambda: tasks.get_subscription_count() > 0)
