@@ -1,6 +1,10 @@
 """The terminal view of a node: what it shows, and the command over a real node."""
 
+import contextlib
 import io
+import os
+import pty
+import signal
 import subprocess
 import sys
 
@@ -62,6 +66,28 @@ def test_the_command_shows_a_real_node_once(active, tmp_path):
     assert watch(active.domain, "--svg", str(picture), "--wait", "60").returncode == 0
     assert "Generation" in picture.read_text()
     assert "url(" not in picture.read_text().replace("url(#", ""), "it needs a network"
+
+
+def test_the_command_goes_on_showing_until_it_is_interrupted(active):
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "memspec_ros.watch", "--wait", "60"],
+        env={**environment(active.domain), "COLUMNS": "120", "LINES": "60", "TERM": "xterm"},
+        stdout=theirs,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    shown = b""
+    while shown.count(b"cpu_percent") < 3:
+        shown += os.read(ours, 65536)
+    process.send_signal(signal.SIGINT)
+    with contextlib.suppress(OSError):  # what a closed terminal answers
+        while rest := os.read(ours, 65536):
+            shown += rest
+    os.close(ours)
+
+    assert process.wait(60.0) == 0, shown.decode()
+    assert b"Traceback" not in shown
 
 
 def test_where_there_is_no_node_the_command_says_so():
