@@ -24,7 +24,11 @@ import launch_testing.actions
 import launch_testing.asserts
 import launch_testing.markers
 import psutil
-from launch.actions import IncludeLaunchDescription, SetEnvironmentVariable
+from launch.actions import (
+    IncludeLaunchDescription,
+    SetEnvironmentVariable,
+    SetLaunchConfiguration,
+)
 from launch.launch_description_sources import PythonLaunchDescriptionSource
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,7 +43,9 @@ DOMAIN = new_domain()
 
 def parameters_file():
     file = Path(tempfile.mkdtemp()) / "params.yaml"
-    file.write_text(f"/**:\n  ros__parameters:\n    drafts.names: {default_drafts()}\n")
+    everyone = f"/**:\n  ros__parameters:\n    drafts.names: {default_drafts()}\n"
+    # The launch's argument counts, not the file's.
+    file.write_text(f"{everyone}/robot2/memspec:\n  ros__parameters:\n    autostart: true\n")
     return str(file)
 
 
@@ -54,6 +60,8 @@ def generate_test_description():
     params_file = parameters_file()
     return launch.LaunchDescription(
         [
+            # A busy machine may take longer than the launch's own 5 s to end them.
+            SetLaunchConfiguration("sigterm_timeout", "60"),
             SetEnvironmentVariable("ROS_DOMAIN_ID", str(DOMAIN)),
             SetEnvironmentVariable("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST"),
             # An argument of one inclusion holds for those after it, so that each names its own.

@@ -22,7 +22,11 @@ import launch_testing
 import launch_testing.actions
 import launch_testing.asserts
 import launch_testing.markers
-from launch.actions import IncludeLaunchDescription, SetEnvironmentVariable
+from launch.actions import (
+    IncludeLaunchDescription,
+    SetEnvironmentVariable,
+    SetLaunchConfiguration,
+)
 from launch.launch_description_sources import PythonLaunchDescriptionSource
 from std_msgs.msg import String
 
@@ -46,6 +50,8 @@ def generate_test_description():
     )
     return launch.LaunchDescription(
         [
+            # A busy machine may take longer than the launch's own 5 s to end them.
+            SetLaunchConfiguration("sigterm_timeout", "60"),
             SetEnvironmentVariable("ROS_DOMAIN_ID", str(DOMAIN)),
             SetEnvironmentVariable("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST"),
             robot,
