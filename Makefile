@@ -23,6 +23,16 @@ test: lint   ## lint, then run the whole test suite
 soak: setup   ## 10,000 goals, 100 lifecycle cycles, faults and signals: an hour and more
 	@$(inside) python test/ros/soak.py --output soak.json
 
+# Measuring takes a third more time, so continuous integration measures where decisions are made.
+# All of it: make coverage COVERED=src TESTS=test (what runs in the node's process is not seen).
+COVERED ?= src/memspec_core/residency src/memspec_core/strategies
+TESTS ?= $(addprefix test/core/test_,cache.py ledger.py loader.py pressure.py available.py planning.py \
+	memspec.py bandit.py utility.py)
+
+coverage: python   ## measure how much of the policies their tests run
+	@$(setup) --dev
+	@$(inside) python -m pytest -q $(addprefix --cov=,$(COVERED)) --cov-branch $(TESTS)
+
 lint: python   ## ruff and mypy
 	@$(setup) --dev
 	@$(inside) ruff check .
