@@ -8,7 +8,7 @@ from types import FunctionType
 import pytest
 
 import memspec_core
-from memspec_core import settings
+from memspec_core import request, settings
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -35,3 +35,21 @@ def test_public_names_have_docstrings(name):
         if member.startswith("_") or not isinstance(value, FunctionType | property):
             continue
         assert inspect.getdoc(value), f"{name}.{member}"
+
+
+@pytest.mark.parametrize(
+    ("row", "limit"),
+    [
+        ("| prompt", request.MAX_PROMPT_BYTES),
+        ("| messages", request.MAX_MESSAGES),
+        ("| role", request.MAX_ROLE_BYTES),
+        ("| stop strings", request.MAX_STOP_STRINGS),
+        ("| stop strings", request.MAX_STOP_BYTES),
+        ("| draft, in a goal", request.MAX_DRAFT_NAME_BYTES),
+        ("| parameters", settings.MAX_TEXT_BYTES),
+        ("| `drafts.names`", settings.MAX_DRAFTS),
+    ],
+)
+def test_limits_are_stated_as_they_are(row, limit):
+    lines = (ROOT / "SECURITY.md").read_text(encoding="utf-8").splitlines()
+    assert any(line.startswith(row) and f"{limit:,}" in line for line in lines)
