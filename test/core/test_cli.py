@@ -59,6 +59,25 @@ def test_text_goes_to_stdout_and_the_summary_to_stderr(
     assert "6 tokens" in err
 
 
+def test_a_schema_from_a_file_shapes_the_answer(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "schema.json"
+    file.write_text('{"type": "array", "items": {"enum": [1, 2]}, "minItems": 2, "maxItems": 2}')
+    schema = ("--json-schema", str(file))
+    found = generated(capsys, config, *schema, "--max-new-tokens", "20")
+    assert found["text"] in ("[1, 1]", "[1, 2]", "[2, 1]", "[2, 2]")
+    assert found["finish_reason"] == "END_OF_SEQUENCE"
+
+    assert "not both" in refused(capsys, "generate", "Hello", *schema, "--stop", "x")
+    file.write_text('{"type": "array", "uniqueItems": true}')
+    assert "uniqueItems" in refused(capsys, "generate", "Hello", *schema)
+    file.write_bytes(b"\xff")
+    assert "not UTF-8" in refused(capsys, "generate", "Hello", *schema)
+    file.unlink()
+    assert "cannot be read" in refused(capsys, "generate", "Hello", *schema)
+
+
 def test_json_has_every_field_of_the_statistics(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -217,6 +236,7 @@ def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     for check in ("python", "packages", "default target", "4-bit kernel", "memory"):
         assert found["checks"][check]["ok"], found["checks"][check]
     assert found["checks"]["native step"]["needed"] is False
+    assert found["checks"]["json_schema"]["ok"]
     assert main(["doctor"]) == code
     assert "default target" in capsys.readouterr().out
 

@@ -191,6 +191,12 @@ def _ros() -> str:
     return f"rclpy and memspec_msgs, {os.environ.get('ROS_DISTRO', 'from wheels')}"
 
 
+def _json_schema() -> str:
+    from memspec_core.speculation.schema import library
+
+    return f"llguidance {library().__version__}"
+
+
 NEEDED: dict[str, Check] = {
     "python": _python,
     "packages": _packages,
@@ -200,4 +206,9 @@ NEEDED: dict[str, Check] = {
     "4-bit kernel": _torch_kernel,
     "memory": _memory,
 }
-OPTIONAL: dict[str, Check] = {"native step": _native_step, "CUDA": _cuda, "ROS 2": _ros}
+OPTIONAL: dict[str, Check] = {
+    "native step": _native_step,
+    "json_schema": _json_schema,
+    "CUDA": _cuda,
+    "ROS 2": _ros,
+}

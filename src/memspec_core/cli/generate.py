@@ -17,6 +17,7 @@ from memspec_core.request import (
     SamplingSettings,
 )
 from memspec_core.settings import DTYPES, STRATEGY_NAMES, Settings, read_parameters
+from memspec_core.speculation.schema import SchemaChecker
 
 FAILED = 1
 
@@ -56,6 +57,8 @@ def run(arguments: argparse.Namespace) -> int:
     request = _request(arguments)
     settings = _settings(arguments)
     request.validated(settings.draft_names)
+    if request.json_schema:
+        SchemaChecker().check(request.json_schema)
     from memspec_core.runtime import Runtime
 
     runtime = Runtime(settings)
