@@ -131,7 +131,7 @@ class GenerationRequest:
         if _utf8_length(self.json_schema, "json_schema") > MAX_SCHEMA_BYTES:
             raise SchemaError(f"json_schema is longer than {MAX_SCHEMA_BYTES} bytes.")
         try:
-            schema = json.loads(self.json_schema)
+            schema = json.loads(self.json_schema, parse_constant=_no_number)
         except ValueError as error:
             raise SchemaError(f"json_schema is no JSON: {error}.") from error
         except RecursionError as error:
@@ -207,6 +207,10 @@ def check_draft_name(name: str) -> None:
     """Raise `RequestError` for what is too long to be a draft's name, and to be shown in a log."""
     if _utf8_length(name, "The draft's name") > MAX_DRAFT_NAME_BYTES:
         raise RequestError(f"A draft's name has at most {MAX_DRAFT_NAME_BYTES} bytes.")
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no number")
 
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:

@@ -38,6 +38,7 @@ from memspec_core.models.draft import plan_draft
 from memspec_core.models.target import Target
 from memspec_core.request import SamplingSettings
 from memspec_core.speculation import schema as schema_module
+from memspec_core.speculation import structure as structure_module
 from memspec_core.speculation.decoding import Decoding
 from memspec_core.speculation.lookup import NgramLookup
 from memspec_core.speculation.planner import Planner
@@ -288,6 +289,20 @@ def test_a_cut_document_is_told_by_its_reason(bench: Bench) -> None:
     assert text_of(exact) == text_of(whole)
 
 
+def test_what_becomes_too_complex_on_the_way_ends_the_answer_with_its_reason(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def few_states() -> Any:
+        return schema_module.library().LLParserLimits(max_lexer_states=12, verbose_errors=False)
+
+    monkeypatch.setattr(structure_module, "limits", few_states)
+    grown = {"type": "string", "pattern": "^(a|b)*a(a|b){30}$"}
+    with pytest.raises(SchemaError, match="too complex"):
+        bench.decode(grown)
+    monkeypatch.undo()
+    assert_valid(TOOL, bench.decode(TOOL))
+
+
 def test_the_table_of_tokens_is_built_once(target: Target) -> None:
     booked: list[int] = []
     grammars = Grammars(target, booked.append)
@@ -317,6 +332,9 @@ REFUSED = {
         json.dumps({"allOf": [{"pattern": f"(a|b)*a(a|b){{{n}}}"} for n in range(40)]}),
         "combines",
     ),
+    "not a number": ('{"type": "number", "multipleOf": NaN}', "NaN"),
+    "huge number": ('{"type": "integer", "minimum": 100000000000000000000}', "exact"),
+    "endless number": ('{"type": "number", "maximum": 1e400}', "exact"),
     "lenient": ('{"x-guidance": {"lenient": true}, "uniqueItems": true}', "uniqueItems"),
 }
 

@@ -16,6 +16,9 @@ MAX_DEPTH = 64
 MAX_MULTIPLE = 1000
 """Of `multipleOf`, decimal places left out: an automaton has as many states."""
 
+MAX_NUMBER = 2**53
+"""Up to here every whole number is exact, also in readers that know floating point alone."""
+
 MAX_COMBINED = 4
 """Patterns that a schema may have which combines schemas: each may multiply the automaton."""
 
@@ -34,21 +37,8 @@ STYLE = {
 }
 PATTERNS = ("pattern", "format", "multipleOf")
 ANNOTATIONS = frozenset(
-    [
-        "$comment",
-        "$defs",
-        "$id",
-        "$schema",
-        "default",
-        "definitions",
-        "deprecated",
-        "description",
-        "examples",
-        "readOnly",
-        "title",
-        "writeOnly",
-    ]
-)
+    ("$comment", "$defs", "$id", "$schema", "default", "definitions", "deprecated")
+) | frozenset(("description", "examples", "readOnly", "title", "writeOnly"))
 
 
 def library() -> Any:
@@ -74,12 +64,12 @@ def grammar_of(schema: str) -> str:
 def limits() -> Any:
     """Return what a grammar and each step of it may cost, in the library's units.
 
-    A step of the lexer's fuel is some 4 ms at most, its states some 20 MB.
+    The lexer's fuel for a step is some 15 ms at most, its states are some 20 MB.
     """
     return library().LLParserLimits(
         max_items_in_row=2000,
         initial_lexer_fuel=200_000,
-        step_lexer_fuel=50_000,
+        step_lexer_fuel=200_000,
         step_max_items=20_000,
         max_lexer_states=10_000,
         max_grammar_size=50_000,
@@ -142,9 +132,9 @@ class SchemaChecker:
 
 def _try(grammar: str, failures: list[SchemaError]) -> None:
     guidance = library()
-    tokenizer = guidance.LLTokenizer(guidance.TokenizerWrapper(_Bytes()))
-    matcher = guidance.LLMatcher(tokenizer, grammar, log_level=0, limits=limits())
     try:
+        tokenizer = guidance.LLTokenizer(guidance.TokenizerWrapper(_Bytes()))
+        matcher = guidance.LLMatcher(tokenizer, grammar, log_level=0, limits=limits())
         require_usable(matcher)
         matcher.compute_bitmask()
         require_usable(matcher)
@@ -152,6 +142,8 @@ def _try(grammar: str, failures: list[SchemaError]) -> None:
             raise SchemaError("No document is valid for json_schema.")
     except SchemaError as error:
         failures.append(error)
+    except BaseException as error:  # a panic of the library is no Exception
+        failures.append(SchemaError(f"json_schema is more than llguidance can take: {error!r}."))
 
 
 class _Bytes:
@@ -174,6 +166,9 @@ def _require_simple(schema: dict[str, Any]) -> None:
     for node, depth in nodes:
         if depth > MAX_DEPTH:
             raise SchemaError(f"json_schema is nested deeper than {MAX_DEPTH} levels.")
+        values = node if isinstance(node, list) else node.values()
+        if any(isinstance(v, (int, float)) and not abs(v) <= MAX_NUMBER for v in values):
+            raise SchemaError("json_schema has a number beyond 2^53, more than can be kept exact.")
         if isinstance(node, list):
             continue
         patterns += sum(keyword in node for keyword in PATTERNS)
@@ -206,7 +201,7 @@ def _coefficient(multiple: object) -> int:
     """Return the digits of a multiple as a whole number; of what is no number 0."""
     try:
         return int("".join(map(str, Decimal(str(multiple)).normalize().as_tuple().digits)))
-    except InvalidOperation:
+    except (InvalidOperation, ValueError):
         return 0
 
 
