@@ -9,6 +9,7 @@ import pytest
 
 import memspec_core
 from memspec_core import request, settings
+from memspec_core.speculation import schema
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -43,6 +44,8 @@ def test_public_names_have_docstrings(name):
         ("| prompt", request.MAX_PROMPT_BYTES),
         ("| messages", request.MAX_MESSAGES),
         ("| role", request.MAX_ROLE_BYTES),
+        ("| `json_schema`", request.MAX_SCHEMA_BYTES),
+        ("| `json_schema`", schema.MAX_DEPTH),
         ("| stop strings", request.MAX_STOP_STRINGS),
         ("| stop strings", request.MAX_STOP_BYTES),
         ("| draft, in a goal", request.MAX_DRAFT_NAME_BYTES),
