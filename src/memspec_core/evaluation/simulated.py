@@ -104,7 +104,7 @@ class SimulatedLoader:
             landed.append(self._taken_over())
         return landed
 
-    def wait(self, _give_up: Callable[[], bool]) -> FinishedLoad:
+    def wait(self, _give_up: Callable[[], bool] = lambda: False) -> FinishedLoad:
         """Let time pass until the next load has ended, for which a replay always waits."""
         left = max(0.0, self._under_way[0][1] - self._clock.seconds)
         waited = left / self._profile.load_stretch
