@@ -223,7 +223,11 @@ def goals_across_transitions(graph, client, rounds):
 
 
 def one_client(client, goals):
-    """Beside a goal that runs, send another, and cancel both: what one client waits for."""
+    """Beside a goal that runs, send another, and cancel both: what one client waits for.
+
+    Every client of a process hears the feedback of all goals, so that others beside it would take
+    its time and the decoder's cores.
+    """
     for _ in range(goals):
         running = client.send(prompt=COUNTING, raw=True, max_new_tokens=2000, draft="none")
         running.wait_feedback()
@@ -355,7 +359,6 @@ def soak(goals, cycles, starts, folder, seed=0):
             cancel_storms(client, storms)
             goals_across_transitions(graph, client, rounds)
             after = resources(node)
-        one_client(client, max(5, goals // 20))
         assert graph.deactivate()
         assert graph.cleanup()
         memory = lifecycle_cycles(graph, client, cycles)
@@ -366,11 +369,13 @@ def soak(goals, cycles, starts, folder, seed=0):
         expected = sum(node.output.count(f"{fault}: an injected fault") for fault in FAULTS)
         problems = node.output.count("Traceback") - expected
     random_ends(starts, folder, random.Random(seed), tally)
-    if starts:
-        domain = new_domain()
-        last = NodeProcess(domain, folder, {"autostart": True})
-        with last, Graph(domain, last) as graph:
-            graph.wait_status("active", 180.0)
+    domain = new_domain()
+    last = NodeProcess(domain, folder, {"autostart": True, "drafts.names": DRAFTS})
+    with last, Graph(domain, last) as graph:
+        graph.wait_status("active", 180.0)
+        client = Client(graph, tally)
+        time.sleep(1.0)  # until the server has found it
+        one_client(client, max(5, goals // 20))
     return tally.report() | {
         "before": before,
         "after": after,
