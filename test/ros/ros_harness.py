@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from pathlib import Path
 
 import psutil
@@ -207,7 +208,14 @@ class Graph:
 
     def _spin(self):
         while not self._closed.is_set():
+            self._spin_once()
+
+    def _spin_once(self):
+        """Go on whatever is raised: rclpy meets action clients that are still being made."""
+        try:
             self.executor.spin_once(timeout_sec=0.1)
+        except Exception:
+            traceback.print_exc()
 
     def close(self):
         self._closed.set()
