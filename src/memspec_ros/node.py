@@ -32,15 +32,13 @@ from memspec_ros.decision_stream import DecisionStream
 from memspec_ros.diagnostics import Diagnostics, Limits, NodeState
 from memspec_ros.generation_server import GenerationServer
 from memspec_ros.parameters import NodeParameters
+from memspec_ros.process import LAST_RESULTS_SECONDS
 from memspec_ros.services import DraftServices
 from memspec_ros.status import StatusPublisher
 from memspec_ros.token_stream import TokenStream
 
 if TYPE_CHECKING:
     from memspec_core.runtime import Runtime
-
-LAST_RESULTS_SECONDS = 10.0
-"""How long a closing gate waits until the goals that it ended have told their clients."""
 
 DEACTIVATED = "The node was deactivated."
 SHUT_DOWN = "The node is shutting down."

@@ -34,7 +34,8 @@ ORDERLY_SECONDS = 1.0
 """For an orderly end. After that only goals that still end are waited for."""
 
 LAST_RESULTS_SECONDS = 10.0
-"""How long they are: a large target may be in the midst of a pass."""
+"""How long goals that were ended may take to tell their clients: a large target may be in the midst
+of a pass."""
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -187,15 +187,7 @@ class Graph:
         subscribe(DiagnosticArray, "/diagnostics", self.diagnostics.append, 10)
         subscribe(RuntimeStatus, f"/{name}/status", self.statuses.append, latched)
         subscribe(TokenChunk, f"/{name}/tokens", self.chunks.append, 256)
-        many = QoSProfile(depth=256)
-        self.action = ActionClient(
-            self.ros,
-            Generate,
-            f"/{name}/generate",
-            goal_service_qos_profile=many,
-            result_service_qos_profile=many,
-            feedback_sub_qos_profile=many,
-        )
+        self.action = self.action_client()
         self._closed = threading.Event()
         self._spinning = threading.Thread(target=self._spin, daemon=True)
         self._spinning.start()
@@ -222,6 +214,18 @@ class Graph:
         self._spinning.join(5.0)
         if self.context.ok():
             self.context.shutdown()
+
+    def action_client(self):
+        """Return a client of the action that keeps up with many goals at once."""
+        many = QoSProfile(depth=256)
+        return ActionClient(
+            self.ros,
+            Generate,
+            f"/{self.name}/generate",
+            goal_service_qos_profile=many,
+            result_service_qos_profile=many,
+            feedback_sub_qos_profile=many,
+        )
 
     def client(self, service_type, service):
         key = (service_type, service)

@@ -25,8 +25,6 @@ from builtin_interfaces.msg import Duration
 from faulty_node import FAIL
 from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState
-from rclpy.action import ActionClient
-from rclpy.qos import QoSProfile
 from ros_harness import COUNTING, Goal, Graph, NodeProcess, new_domain, until, wait
 
 from memspec_msgs.action import Generate
@@ -88,15 +86,7 @@ class Client:
     def __init__(self, graph, tally):
         self.graph = graph
         self.tally = tally
-        many = QoSProfile(depth=256)
-        self.action = ActionClient(
-            graph.ros,
-            Generate,
-            f"/{graph.name}/generate",
-            goal_service_qos_profile=many,
-            result_service_qos_profile=many,
-            feedback_sub_qos_profile=many,
-        )
+        self.action = graph.action_client()
         assert self.action.wait_for_server(60.0)
 
     def send(self, **fields):
