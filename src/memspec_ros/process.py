@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
 
-    _return_freed_memory()
+    return_freed_memory()
     owed: list[MemSpecNode] = []
     threading.Thread(target=_end_in_time, args=(stop, owed), name="end", daemon=True).start()
     import rclpy
@@ -88,7 +88,7 @@ def _leave() -> NoReturn:
     os._exit(0)
 
 
-def _return_freed_memory() -> None:
+def return_freed_memory() -> None:
     """Have glibc serve all threads from one arena.
 
     Loading in another thread each time leaves a hole in another arena, and after a few rounds of

@@ -5,11 +5,7 @@ import errno
 import time
 from pathlib import Path
 
-from memspec_core.models import pieces
-from memspec_core.models.target import TargetPlan
-from memspec_core.residency.pressure import MemoryPressure
-from memspec_core.speculation.decoding import Decoding
-from memspec_ros.node import main
+from memspec_ros.process import main, return_freed_memory
 
 SLOW = Path("slow")
 """Holds the seconds that each iteration takes longer."""
@@ -71,11 +67,21 @@ def dead_worker():
         raise RuntimeError("an injected fault")
 
 
-if __name__ == "__main__":
+def bring_in_faults():
+    from memspec_core.models import pieces
+    from memspec_core.models.target import TargetPlan
+    from memspec_core.residency.pressure import MemoryPressure
+    from memspec_core.speculation.decoding import Decoding
+
     Decoding.iterate = before(Decoding.iterate, slow, lambda: fail_once(FAIL))
     TargetPlan.load = before(
         TargetPlan.load, lambda: fail_once(FAIL_LOAD), lambda: held_by(SLOW_LOAD, "A load waits")
     )
     MemoryPressure.check = before(MemoryPressure.check, dead_worker)
     pieces._read = before(pieces._read, lambda: held_by(HANGING_DISC, "A read hangs"), read_errors)
+
+
+if __name__ == "__main__":
+    return_freed_memory()  # before torch is imported, as without faults
+    bring_in_faults()
     raise SystemExit(main())

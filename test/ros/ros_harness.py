@@ -124,12 +124,15 @@ class NodeProcess:
 
 
 class Goal:
-    """One goal as its client sees it."""
+    """One goal as its client sees it; to make one is to send it."""
 
-    def __init__(self, handle_future):
-        self.handle_future = handle_future
+    def __init__(self, graph, action, message):
         self.feedback = []
+        self._graph = graph
         self._result_future = None
+        self.handle_future = graph.from_executor(
+            lambda: action.send_goal_async(message, feedback_callback=self.hear)
+        )
 
     def hear(self, message):
         self.feedback.append(message.feedback)
@@ -144,7 +147,7 @@ class Goal:
 
     def ask_result(self):
         if self._result_future is None:
-            self._result_future = self.handle.get_result_async()
+            self._result_future = self._graph.from_executor(self.handle.get_result_async)
         return self._result_future
 
     def outcome(self, seconds=PATIENCE):
@@ -208,6 +211,14 @@ class Graph:
             self.executor.spin_once(timeout_sec=0.1)
         except Exception:
             traceback.print_exc()
+
+    def from_executor(self, ask):
+        """Return what a request returns that is sent by the thread that takes the answers.
+
+        Answers to an action client of rclpy may come before another thread has noted what it
+        waits for, and are lost then (ros2/rclpy#1123).
+        """
+        return wait(self.executor.create_task(ask))
 
     def close(self):
         self._closed.set()
@@ -300,10 +311,7 @@ class Graph:
 
     def send(self, **fields):
         """Send a goal; fields that are not given are those of the test's long goal."""
-        goal = Goal(None)
-        message = Generate.Goal(**fields)
-        goal.handle_future = self.action.send_goal_async(message, feedback_callback=goal.hear)
-        return goal
+        return Goal(self, self.action, Generate.Goal(**fields))
 
     def send_long(self, **fields):
         """Send a goal that runs for many seconds unless something ends it."""

@@ -90,11 +90,9 @@ class Client:
         assert self.action.wait_for_server(60.0)
 
     def send(self, **fields):
-        goal = Goal(None)
-        message = Generate.Goal(**fields)
         self.tally.count("goals")
         began = time.monotonic()
-        goal.handle_future = self.action.send_goal_async(message, feedback_callback=goal.hear)
+        goal = Goal(self.graph, self.action, Generate.Goal(**fields))
         goal.handle_future.add_done_callback(
             lambda _: self.tally.took("accept", time.monotonic() - began)
         )
