@@ -5,11 +5,11 @@ PYTHON ?= python3
 setup := $(PYTHON) scripts/setup_environment.py
 inside := scripts/in_environment
 
-.PHONY: help setup demo test soak coverage lint parameters api clean python
+.PHONY: help setup demo test try soak coverage lint parameters api clean python
 
 help:   ## list the targets and variables
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
-	@echo "Variables: ROS_WHEELS=kilted|jazzy  TORCH_INDEX_URL=...  PYTHON=python3"
+	@echo "Variables: ROS_WHEELS=kilted|jazzy  TORCH_INDEX_URL=...  PYTHON=python3  NUMPY=..."
 
 setup: python   ## prepare .venv/ and install/
 	@$(setup)
@@ -19,6 +19,9 @@ demo: setup   ## start the node, ask it something, show the answer and what the 
 
 test: lint   ## lint, then run the whole test suite
 	@$(inside) python -m pytest
+
+try: python   ## lint and test what is committed on another ROS 2, Python or numpy, in a clone
+	@scripts/try_distribution
 
 soak: setup   ## 10,000 goals, 100 lifecycle cycles, faults and signals: an hour and more
 	@$(inside) python test/ros/soak.py --output soak.json
