@@ -152,19 +152,19 @@ def write_part(path: Path, prompts: Sequence[TracedPrompt], *, reduced: bool = F
     """Write some prompts, whole or not at all; reduced ones without the ids of the prompts."""
     states = [prompt.states for prompt in prompts if prompt.states is not None]
     ends = [prompt.prompt_state for prompt in prompts if prompt.prompt_state is not None]
+    arrays: dict[str, Any] = {
+        "domains": np.array([prompt.domain for prompt in prompts]),
+        "prompt_ends": np.cumsum([len(prompt.prompt_ids) for prompt in prompts]),
+        "answer_ends": np.cumsum([len(prompt.token_ids) for prompt in prompts]),
+        **_identity(prompts, reduced),
+        "token_ids": _narrowed(np.concatenate([prompt.token_ids for prompt in prompts])),
+        "accepted": np.concatenate([prompt.accepted for prompt in prompts]),
+        "matched": np.concatenate([prompt.matched for prompt in prompts]),
+        **({"states": np.concatenate(states)} if states else {}),
+        **({"prompt_states": np.stack(ends)} if ends else {}),
+    }
     with whole_file(path) as file:
-        np.savez_compressed(
-            file,
-            domains=np.array([prompt.domain for prompt in prompts]),
-            prompt_ends=np.cumsum([len(prompt.prompt_ids) for prompt in prompts]),
-            answer_ends=np.cumsum([len(prompt.token_ids) for prompt in prompts]),
-            **_identity(prompts, reduced),
-            token_ids=_narrowed(np.concatenate([prompt.token_ids for prompt in prompts])),
-            accepted=np.concatenate([prompt.accepted for prompt in prompts]),
-            matched=np.concatenate([prompt.matched for prompt in prompts]),
-            **({"states": np.concatenate(states)} if states else {}),
-            **({"prompt_states": np.stack(ends)} if ends else {}),
-        )
+        np.savez_compressed(file, **arrays)
 
 
 def _narrowed(ids: npt.NDArray[np.int32]) -> npt.NDArray[Any]:

@@ -207,7 +207,7 @@ def _acceptance(found: Examples) -> npt.NDArray[np.float32]:
     sums = found.labels.T @ found.right
     overall = np.broadcast_to(found.right.mean(axis=0), sums.shape)
     means = np.divide(sums, weights, out=overall.copy(), where=weights > 0)
-    return means.astype(np.float32)
+    return np.asarray(means, dtype=np.float32)
 
 
 def _whole_trace(path: Path, target_sha256: str) -> Trace:

@@ -151,7 +151,7 @@ def _by_domain(answers: Answers, measure: Measure) -> Array:
         chosen = answers.where(lambda key, domain=domain: key[0] == domain)  # type: ignore[misc]
         count = len(chosen.keys)
         drawn = random.multinomial(count, np.full(count, 1 / count), size=RESAMPLES)
-        times = np.vstack([np.ones((1, count)), drawn])
+        times = np.vstack([np.ones((1, count)), drawn.astype(np.float64)])
         rows.append(measure(_Drawn(chosen.sums, times)))
     return np.stack(rows)
 
