@@ -53,6 +53,10 @@ def test_the_same_prompts_are_run_and_simulated(
     assert "mab_sync" in table(found)
     assert json.loads(json.dumps(found.to_json()))["agreements"][0]["holds"] in (True, False)
 
+    twice = validate(replace(plan, repeats=2, strategies=()), lambda *_: None)
+    assert twice.agreements[0].answers == 3  # each prompt measures once and is compared once
+    assert twice.agreements[0].simulated_tokens_per_second > 0
+
     with pytest.raises(SettingsError, match="needs a trace"):
         validate(replace(plan, trace=None, strategies=("mab_sync",)), lambda *_: None)
     with pytest.raises(TraceError, match="no states"):

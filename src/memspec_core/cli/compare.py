@@ -55,7 +55,7 @@ def add_parser(commands: Subparsers) -> None:
     parser.add_argument(
         "--validate",
         action="store_true",
-        help="simulate every other prompt as well, on the machine as the rest of them measures it, "
+        help="simulate every other answer as well, on the machine as the rest of them measures it, "
         "and show both side by side; needs --trace and a fixed draft length",
     )
     parser.add_argument(

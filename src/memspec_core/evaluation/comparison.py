@@ -50,6 +50,19 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
+class Round:
+    """A prompt that every strategy answers in turn, by its set and its place in it.
+
+    `repeat` counts how often it was answered before.
+    """
+
+    prompt_set: str
+    prompt: int
+    repeat: int
+    text: str
+
+
+@dataclass(frozen=True)
 class ComparisonPlan:
     """What to compare. `parameters` are the node's; `cold`: files are read from disc each time.
 
@@ -80,6 +93,15 @@ class ComparisonPlan:
             )
         return settings
 
+    def rounds(self) -> list[Round]:
+        """Return what is answered, in order; all prompts once before any of them again."""
+        return [
+            Round(prompt_set.name, index, repeat, text)
+            for repeat in range(self.repeats)
+            for prompt_set in self.prompt_sets
+            for index, text in enumerate(prompt_set.texts)
+        ]
+
 
 @dataclass(frozen=True)
 class StrategyRun:
@@ -104,6 +126,7 @@ class StrategyRun:
     switches: int
     loads: int
     token_ids: tuple[int, ...]
+    repeat: int = 0
 
     @property
     def seconds(self) -> float:
@@ -189,24 +212,19 @@ class _Comparison:
         self._folders = [draft_folder(draft.name, draft.path) for draft in settings.drafts]
 
     def runs(self, progress: Progress) -> list[StrategyRun]:
-        prompts = [
-            (prompt_set.name, index, text)
-            for _ in range(self._plan.repeats)
-            for prompt_set in self._plan.prompt_sets
-            for index, text in enumerate(prompt_set.texts)
-        ]
+        rounds = self._plan.rounds()
         runs: list[StrategyRun] = []
         for draft in self._settings.draft_names:  # warms up, and shows what each draft costs
-            self._answer(f"{PINNED}{draft}", "", 0, prompts[0][2])
-        for number, (set_name, index, text) in enumerate(prompts):
+            self._answer(f"{PINNED}{draft}", Round("", 0, 0, rounds[0].text))
+        for number, asked in enumerate(rounds):
             # The order turns, so that no strategy always comes after the same one.
             turn = number % len(self._names)
             order = (*self._names[turn:], *self._names[:turn])
-            runs += [self._answer(name, set_name, index, text) for name in order]
-            progress("comparing strategies", number + 1, len(prompts))
+            runs += [self._answer(name, asked) for name in order]
+            progress("comparing strategies", number + 1, len(rounds))
         return runs
 
-    def _answer(self, name: str, set_name: str, index: int, text: str) -> StrategyRun:
+    def _answer(self, name: str, asked: Round) -> StrategyRun:
         self._forget()
         before = self._runtime.snapshot().loads
         iterations: list[Iteration] = []
@@ -216,7 +234,7 @@ class _Comparison:
             iterations.append(iteration)
             moments.append(time.perf_counter())
 
-        request = GenerationRequest(prompt=text, max_new_tokens=self._plan.max_new_tokens)
+        request = GenerationRequest(prompt=asked.text, max_new_tokens=self._plan.max_new_tokens)
         result = self._runtime.submit(request, listen, self._strategy(name, request)).result()
         if result.finish_reason is FinishReason.ABORTED:
             raise MeasurementError(result.error)
@@ -224,8 +242,8 @@ class _Comparison:
         after = self._runtime.snapshot().loads
         run = StrategyRun(
             strategy=name,
-            prompt_set=set_name,
-            prompt=index,
+            prompt_set=asked.prompt_set,
+            prompt=asked.prompt,
             tokens=stats.generated_tokens,
             iterations=stats.iterations,
             desired=stats.desired_seconds,
@@ -238,6 +256,7 @@ class _Comparison:
             switches=stats.draft_switches,
             loads=after.loads - before.loads,
             token_ids=result.token_ids,
+            repeat=asked.repeat,
         )
         if self._observer is not None:
             ids = tuple(self._prompt_ids(request))

@@ -1,7 +1,8 @@
 """Whether the simulator is right: the same prompts and strategies, really run and simulated.
 
 The profile is measured by the runs on every other prompt, and the others are compared, so that
-nothing is compared that it was made of.
+nothing is compared that it was made of. Where prompts are repeated, those that measured are
+compared the next time and the other way round: so both halves have the same prompts, in turn.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ from memspec_core.errors import SettingsError, TraceError
 from memspec_core.evaluation.comparison import (
     ComparisonPlan,
     Progress,
+    Round,
     StrategyRun,
     compare,
 )
@@ -135,8 +137,8 @@ def _row(one: Agreement) -> list[str]:
     ]
 
 
-def _is_compared(run: StrategyRun) -> bool:
-    return bool(run.prompt_set) and run.prompt % 2 == 1
+def _is_compared(one: StrategyRun | Round) -> bool:
+    return bool(one.prompt_set) and (one.prompt + one.repeat) % 2 == 1
 
 
 def _agreements(
@@ -166,12 +168,14 @@ def _traced(trace: Trace, plan: ComparisonPlan, tokenizer: Tokenizer) -> Trace:
     """Return the trace of the prompts that are compared; raises `TraceError` if one is missing."""
     known = {tuple(prompt.prompt_ids.tolist()): prompt for prompt in trace.prompts}
     asked = [
-        tuple(tokenizer.prompt_ids(GenerationRequest(prompt=text).validated(())))
-        for prompt_set in plan.prompt_sets
-        for text in prompt_set.texts[1::2]
+        tuple(tokenizer.prompt_ids(GenerationRequest(prompt=one.text).validated(())))
+        for one in plan.rounds()
+        if _is_compared(one)
     ]
     if not asked:
-        raise SettingsError("A validation needs two prompts of a file at the least.")
+        raise SettingsError(
+            "A validation needs two prompts of a file at the least, or two repeats."
+        )
     missing = sum(ids not in known for ids in asked)
     if missing:
         raise TraceError(
