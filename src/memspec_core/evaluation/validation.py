@@ -22,7 +22,7 @@ from memspec_core.evaluation.measured import MachineObserver
 from memspec_core.evaluation.profiles import Profile
 from memspec_core.evaluation.simulator import SimulationPlan, simulate
 from memspec_core.evaluation.tables import aligned
-from memspec_core.measurement.trace import Trace, read_trace
+from memspec_core.measurement.trace import Trace, hash_of_prompt, read_trace
 from memspec_core.models.checkpoint import open_checkpoint
 from memspec_core.models.tokenizer import Tokenizer
 from memspec_core.prediction.head import RankingHead, load_head, predictor_folder
@@ -166,9 +166,9 @@ def _usable(parameters: Mapping[str, object]) -> dict[str, object]:
 
 def _traced(trace: Trace, plan: ComparisonPlan, tokenizer: Tokenizer) -> Trace:
     """Return the trace of the prompts that are compared; raises `TraceError` if one is missing."""
-    known = {tuple(prompt.prompt_ids.tolist()): prompt for prompt in trace.prompts}
+    known = {prompt.prompt_hash: prompt for prompt in trace.prompts}
     asked = [
-        tuple(tokenizer.prompt_ids(GenerationRequest(prompt=one.text).validated(())))
+        hash_of_prompt(tokenizer.prompt_ids(GenerationRequest(prompt=one.text).validated(())))
         for one in plan.rounds()
         if _is_compared(one)
     ]
@@ -176,12 +176,12 @@ def _traced(trace: Trace, plan: ComparisonPlan, tokenizer: Tokenizer) -> Trace:
         raise SettingsError(
             "A validation needs two prompts of a file at the least, or two repeats."
         )
-    missing = sum(ids not in known for ids in asked)
+    missing = sum(prompt not in known for prompt in asked)
     if missing:
         raise TraceError(
             f"The trace in {plan.trace} lacks {missing} of {len(asked)} prompts; make it with them."
         )
-    return replace(trace, prompts=[known[ids] for ids in asked])
+    return replace(trace, prompts=[known[prompt] for prompt in asked])
 
 
 def _head(settings: Settings, plan: ComparisonPlan, trace: Trace) -> RankingHead | None:
