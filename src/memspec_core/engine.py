@@ -11,11 +11,13 @@ import torch
 
 from memspec_core.clock import Clock
 from memspec_core.controller import Controller
-from memspec_core.errors import PredictorError
+from memspec_core.errors import CheckpointError, PredictorError
 from memspec_core.measurement.decisions import Decision
 from memspec_core.models.draft import (
     FEATURE,
     DraftPlan,
+    failed_plan,
+    is_there,
     plan_draft,
     shared_taps,
 )
@@ -26,7 +28,7 @@ from memspec_core.residency.cache import DraftBytes, DraftCache
 from memspec_core.residency.ledger import Account, Ledger, open_ledger
 from memspec_core.residency.loader import DraftLoader
 from memspec_core.residency.pressure import MemoryPressure, PressureLevel
-from memspec_core.settings import Settings
+from memspec_core.settings import DraftSource, Settings
 from memspec_core.snapshot import MemorySnapshot, TargetSnapshot
 from memspec_core.speculation.calibration import calibrate
 from memspec_core.speculation.chain import IndependentDraft
@@ -99,11 +101,13 @@ def load_engine(
     on_change: Callable[[], None],
     on_load_finished: Callable[[], None],
     on_decision: Callable[[Decision], None] | None = None,
+    drafts_may_fail: bool = False,
 ) -> Engine:
     """Load the target, the predictor and the first drafts.
 
-    `settings` is asked again while decoding. Raises `CheckpointError`, `SettingsError` or
-    `MemoryBudgetError`, and whatever `between_parts` raises; nothing stays behind then.
+    `settings` is asked again while decoding. `drafts_may_fail`: one that is there but cannot be
+    loaded counts as failed, and others take its place. Raises `CheckpointError`, `SettingsError`
+    or `MemoryBudgetError`, and whatever `between_parts` raises; nothing stays behind then.
     """
     chosen = settings()
     threads = chosen.threads or DEFAULT_THREADS
@@ -117,7 +121,7 @@ def load_engine(
         threads=threads,
     )
     ledger.reserve(Account.TARGET, "target", plan.weight_bytes + plan.tokenizer_bytes)
-    drafts = {d.name: plan_draft(d.name, d.path, plan) for d in chosen.drafts}
+    drafts = {d.name: _plan_draft(d, plan, drafts_may_fail) for d in chosen.drafts}
     plan = plan.with_taps(shared_taps(drafts.values()) or _states_for(chosen, plan))
     ledger.reserve(Account.KV, "target", plan.kv_bytes)
     target = plan.load(between_parts)
@@ -150,7 +154,10 @@ def load_engine(
         on_change,
     )
     try:
-        first = _load_first_drafts(cache, chosen, between_parts)
+        for draft in drafts.values():
+            if draft.error:
+                cache.fail(draft.name, draft.error)
+        first = _load_first_drafts(cache, chosen, between_parts, drafts_may_fail)
         between_parts()
         planner = Planner(calibrate(target, first, clock))
         loader.limit_rate(planner.costs.read_bytes_per_second)
@@ -184,6 +191,16 @@ def return_memory() -> None:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
     except (OSError, AttributeError):
         _LOG.debug("This C library has no malloc_trim")
+
+
+def _plan_draft(draft: DraftSource, target: TargetPlan, may_fail: bool) -> DraftPlan:
+    try:
+        return plan_draft(draft.name, draft.path, target)
+    except CheckpointError as error:
+        if not may_fail or not is_there(draft.name, draft.path):
+            raise
+        _LOG.error("The draft '%s' is left out: %s", draft.name, error)
+        return failed_plan(draft.name, draft.path, target, error)
 
 
 def _load_draft(plan: DraftPlan, target: Target, shape: str, pace: Pace) -> Draft:
@@ -227,14 +244,24 @@ def _load_predictor(settings: Settings, target: Target) -> tuple[RankingHead | N
 
 
 def _load_first_drafts(
-    cache: DraftCache, settings: Settings, between_parts: Callable[[], None]
+    cache: DraftCache, settings: Settings, between_parts: Callable[[], None], may_fail: bool
 ) -> dict[str, Draft]:
+    """Load the K drafts that rank first before anything is known, or those behind them."""
+
     def go_on() -> bool:
         between_parts()
         return False
 
-    first = {}
-    ranking = create_strategy(settings).rank(Context(()))
-    for name in ranking.order[: settings.resident_capacity]:
-        first[name] = cache.require(name, give_up=go_on)
+    first: dict[str, Draft] = {}
+    for name in create_strategy(settings).rank(Context(())).order:
+        if len(first) == settings.resident_capacity:
+            break
+        if not cache.may_load(name):
+            continue
+        try:
+            first[name] = cache.require(name, give_up=go_on)
+        except CheckpointError as error:
+            if not may_fail:
+                raise
+            _LOG.error("The draft '%s' is left out for now: %s", name, error)
     return first

@@ -1,5 +1,7 @@
 """Errors that a user can act on: each message says what is wrong, where, and what to do."""
 
+import errno
+
 
 class MemSpecError(Exception):
     """Base of every error that this package raises on purpose."""
@@ -87,3 +89,16 @@ class RecordError(MemSpecError):
 
 class OutputError(MemSpecError):
     """What a command is to write has no place, or would replace something."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether it is memory, or room in the budget, that was missing.
+
+    torch, safetensors and the native step say so in words, the system by a number.
+    """
+    if isinstance(error, MemoryError | MemoryBudgetError):
+        return True
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    words = str(error).lower()
+    return any(told in words for told in ("out of memory", "allocate memory", "enough memory"))

@@ -17,6 +17,7 @@ from memspec_core.errors import (
     NotAcceptingError,
     PromptTooLongError,
     UnknownDraftError,
+    is_out_of_memory,
 )
 from memspec_core.generation import Generation, Listener
 from memspec_core.iteration import Iteration
@@ -55,7 +56,8 @@ class Runtime:
 
     Any thread may call any method. `on_change` is called from the worker or the loader whenever
     the drafts, the queue or the gate have changed, `on_decision` from the worker with each
-    scheduling decision; both must return at once.
+    scheduling decision; both must return at once. `drafts_may_fail`: drafts that are there but
+    cannot be loaded count as failed, in `load` as well as later, and the rest goes on.
     """
 
     def __init__(
@@ -65,8 +67,10 @@ class Runtime:
         clock: Clock | None = None,
         on_change: Callable[[], None] | None = None,
         on_decision: Callable[[Decision], None] | None = None,
+        drafts_may_fail: bool = False,
     ) -> None:
         self._settings = settings
+        self._drafts_may_fail = drafts_may_fail
         self._clock = clock or SystemClock()
         self._on_change = on_change or (lambda: None)
         self._on_decision = on_decision
@@ -338,6 +342,7 @@ class Runtime:
                 on_change=self._on_change,
                 on_load_finished=self._collect_loads,
                 on_decision=self._decision_listener(),
+                drafts_may_fail=self._drafts_may_fail,
             )
         except BaseException as error:
             loaded.set_exception(error)
@@ -347,7 +352,8 @@ class Runtime:
             self._serve()
         except Exception as error:
             _LOG.exception("The worker thread died")
-            self._worker_error = f"The worker thread died: {error!r}."
+            why = "out of memory" if is_out_of_memory(error) else repr(error)
+            self._worker_error = f"The worker thread died: {why}."
         finally:
             self._free()
 

@@ -13,7 +13,7 @@ from rclpy.callback_groups import CallbackGroup
 from rclpy.clock import Clock, ClockType
 from rclpy.node import Node
 
-from memspec_core.errors import MemoryBudgetError
+from memspec_core.errors import is_out_of_memory
 from memspec_core.residency.available import available_bytes
 from memspec_core.settings import MIB
 from memspec_core.snapshot import DraftState, RuntimeSnapshot
@@ -48,7 +48,7 @@ class NodeState:
     @property
     def out_of_memory(self) -> bool:
         """Whether the last transition failed, or the worker ended, for want of memory."""
-        if isinstance(self.failure, MemoryBudgetError | MemoryError):
+        if self.failure is not None and is_out_of_memory(self.failure):
             return True
         return self.snapshot is not None and "out of memory" in self.snapshot.worker_error.lower()
 

@@ -26,7 +26,7 @@ from rclpy.lifecycle import (
 )
 from rclpy.node import Node
 
-from memspec_core.errors import MemSpecError
+from memspec_core.errors import MemSpecError, is_out_of_memory
 from memspec_ros.conversions import status_message
 from memspec_ros.decision_stream import DecisionStream
 from memspec_ros.diagnostics import Diagnostics, Limits, NodeState
@@ -103,7 +103,10 @@ class MemSpecNode(LifecycleNode):
         super().on_configure(state)
         self._failure = None
         runtime = Runtime(
-            settings, on_change=self._status.tell_change, on_decision=decisions.publish
+            settings,
+            on_change=self._status.tell_change,
+            on_decision=decisions.publish,
+            drafts_may_fail=True,
         )
         self._runtime = runtime
         try:
@@ -168,7 +171,10 @@ class MemSpecNode(LifecycleNode):
             self.get_logger().debug(traceback.format_exc())
         except Exception as error:
             self._failure = error
-            self.get_logger().error(f"Could not {what}:\n{traceback.format_exc()}")
+            why = f"\n{traceback.format_exc()}"
+            if is_out_of_memory(error):
+                why = f" out of memory ({error!r})"
+            self.get_logger().error(f"Could not {what}:{why}")
         else:
             return TransitionCallbackReturn.SUCCESS
         return TransitionCallbackReturn.ERROR if fatal else TransitionCallbackReturn.FAILURE

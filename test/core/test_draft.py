@@ -1,7 +1,10 @@
 """Draft folders: with a manifest, or any full checkpoint with the target's tokenizer."""
 
+import contextlib
 import json
+import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +23,7 @@ from memspec_core.models.draft import (
 from memspec_core.models.target import Target
 
 PROMPT = [30, 40, 50, 60]
+NOBODY = 65534
 
 
 @pytest.fixture
@@ -142,6 +146,35 @@ def test_weights_that_change_after_they_were_loaded(folder: Path, target: Target
         plan.load(target)
     (folder / WEIGHTS).write_bytes(content)
     plan.load(target)
+
+
+@contextlib.contextmanager
+def without_privileges() -> Iterator[None]:
+    """Have the permissions of files count for root as well."""
+    is_root = os.geteuid() == 0
+    if is_root:
+        os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        if is_root:
+            os.seteuid(0)
+
+
+@pytest.mark.parametrize("kind", ["distilled", "full"])
+def test_what_may_not_be_read_is_named_with_what_to_do(
+    kind: str, folder: Path, draft_folders: dict[str, Path], target: Target, tmp_path: Path
+) -> None:
+    if kind == "full":
+        folder = Path(shutil.copytree(draft_folders["other"], tmp_path / "full"))
+    plan = plan_draft("draft", str(folder), target)
+    folder.chmod(0)
+    said = rf"{folder}.*cannot be read: Permission denied; let the user"
+    with without_privileges():
+        for read in (lambda: plan_draft("draft", str(folder), target), lambda: plan.load(target)):
+            with pytest.raises(CheckpointError, match=said):
+                read()
+    folder.chmod(0o755)
 
 
 def test_a_full_checkpoint_that_goes_while_running(

@@ -43,6 +43,16 @@ def test_what_is_known_is_not_hashed_again_until_it_changes(file: Path) -> None:
     assert read_file(file, at_once, known.__contains__).sha256 != ""
 
 
+def test_what_was_replaced_by_one_of_the_same_size_and_time_is_hashed(file: Path) -> None:
+    before = file.stat()
+    known = {read_file(file, at_once, unknown).version}
+    other = file.with_name("other")
+    other.write_bytes(CONTENT[::-1])
+    os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns))
+    other.rename(file)
+    assert read_file(file, at_once, known.__contains__).sha256 == sha256(CONTENT[::-1]).hexdigest()
+
+
 @pytest.mark.parametrize("length", [PIECE_BYTES, len(CONTENT) + 5])
 def test_a_file_that_changes_while_it_is_read(length: int, file: Path) -> None:
     def change(count: int) -> None:

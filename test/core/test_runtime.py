@@ -1,6 +1,10 @@
 """The runtime on tiny checkpoints: its life, its queue, its faults."""
 
+import contextlib
 import gc
+import json
+import os
+import re
 import shutil
 import threading
 import time
@@ -16,6 +20,7 @@ from core.tiny import ManualClock, make_settings, sampling
 from memspec_core.errors import (
     CheckpointError,
     MemoryBudgetError,
+    MemSpecError,
     NotAcceptingError,
     QueueFullError,
     RequestError,
@@ -24,7 +29,7 @@ from memspec_core.errors import (
 )
 from memspec_core.generation import Generation
 from memspec_core.models.decoder import Decoder
-from memspec_core.models.draft import WEIGHTS, DraftPlan
+from memspec_core.models.draft import MANIFEST, WEIGHTS, DraftPlan
 from memspec_core.models.kv_cache import KeyValueCache
 from memspec_core.models.target import TargetPlan
 from memspec_core.models.torch_decoder import TorchDecoder
@@ -296,6 +301,90 @@ def test_a_corrupt_draft_fails_the_load_and_leaves_nothing(
     runtime.open()
     assert answer(runtime).stats.drafted_tokens > 0
     runtime.close()
+
+
+def junk_manifest(draft: Path) -> None:
+    (draft / MANIFEST).write_text("junk")
+
+
+def cut_weights(draft: Path) -> None:
+    os.truncate(draft / WEIGHTS, 1000)
+
+
+def no_weights(draft: Path) -> None:
+    (draft / WEIGHTS).unlink()
+
+
+def other_target(draft: Path) -> None:
+    fields = json.loads((draft / MANIFEST).read_text())
+    (draft / MANIFEST).write_text(json.dumps(fields | {"hidden_size": 12}))
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (junk_manifest, "not a draft's manifest"),
+        (cut_weights, "truncated"),
+        (no_weights, "missing"),
+        (other_target, "another|hidden size"),
+    ],
+)
+def test_where_drafts_may_fail_the_others_take_the_place(
+    harm: Callable[[Path], None], said: str, target_folder: Path, distilled: Path, tmp_path: Path
+) -> None:
+    folders = {name: Path(shutil.copytree(distilled, tmp_path / name)) for name in ("bad", "good")}
+    harm(folders["bad"])
+    settings = make_settings(target_folder, folders, resident_capacity=1, strategy="memspec")
+    with pytest.raises(CheckpointError, match=said):
+        Runtime(settings).load()
+
+    with running(Runtime(settings, drafts_may_fail=True)) as runtime:
+        bad, good = runtime.snapshot().drafts
+        assert (bad.state, good.state) == (DraftState.FAILED, DraftState.RESIDENT)
+        assert re.search(said, bad.error)
+        assert str(folders["bad"]) in bad.error
+        assert answer(runtime).stats.drafted_tokens > 0
+        asked_for = answer(runtime, draft="bad")
+        assert asked_for.finish_reason is FinishReason.ABORTED
+        assert asked_for.error == bad.error
+        assert runtime.snapshot().memory.in_flight_bytes == 0
+
+
+def test_where_all_drafts_have_failed_it_decodes_plainly(
+    target_folder: Path, distilled: Path, tmp_path: Path
+) -> None:
+    folders = {name: Path(shutil.copytree(distilled, tmp_path / name)) for name in ("one", "two")}
+    junk_manifest(folders["one"])
+    cut_weights(folders["two"])
+    settings = make_settings(target_folder, folders, strategy="memspec")
+    with running(Runtime(settings, drafts_may_fail=True)) as runtime:
+        assert {draft.state for draft in runtime.snapshot().drafts} == {DraftState.FAILED}
+        result = answer(runtime)
+        assert result.finish_reason is not FinishReason.ABORTED
+        assert (result.error, result.stats.drafted_tokens) == ("", 0)
+        with contextlib.suppress(MemSpecError):
+            runtime.pin("one", True)
+        until(lambda: runtime.snapshot().drafts[0].state is DraftState.FAILED)
+        assert answer(runtime).token_ids == result.token_ids
+
+
+def test_a_draft_that_is_nowhere_is_a_mistake_of_the_settings(
+    target_folder: Path, distilled: Path, tmp_path: Path
+) -> None:
+    settings = make_settings(target_folder, {"good": distilled, "absent": tmp_path / "absent"})
+    with pytest.raises(CheckpointError, match=r"no draft at.*absent; check drafts\.absent\.path"):
+        Runtime(settings, drafts_may_fail=True).load()
+    assert own_threads() == []
+
+
+@contextlib.contextmanager
+def running(runtime: Runtime) -> Iterator[Runtime]:
+    runtime.load()
+    try:
+        runtime.open()
+        yield runtime
+    finally:
+        runtime.close()
 
 
 def test_without_room_nothing_is_allocated(

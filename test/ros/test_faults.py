@@ -4,6 +4,7 @@ import shutil
 import threading
 from pathlib import Path
 
+import psutil
 import pytest
 from action_msgs.msg import GoalStatus
 from builtin_interfaces.msg import Duration, Time
@@ -12,6 +13,7 @@ from ros_harness import COUNTING, PATIENCE, ROOT, Graph, NodeProcess, new_domain
 from rosgraph_msgs.msg import Clock
 
 from memspec_core.models.checkpoint import open_checkpoint
+from memspec_core.models.draft import MANIFEST, WEIGHTS
 from memspec_msgs.action import Generate
 from memspec_msgs.msg import DraftInfo
 
@@ -19,6 +21,9 @@ SUCCEEDED = GoalStatus.STATUS_SUCCEEDED
 ABORTED = GoalStatus.STATUS_ABORTED
 WARN, ERROR = b"\x01", b"\x02"
 NAMES = ["resident", "another", "absent", "hanging"]
+HEADROOM_BYTES = 32 * 2**20
+"""Less than the target's weights need."""
+
 SHORT = {"prompt": "What is a robot?", "max_new_tokens": 4}
 
 pytestmark = pytest.mark.skipif(
@@ -165,6 +170,70 @@ def test_read_errors_cost_a_draft_and_no_other_goal(graph, folder):
 
     (folder / READ_ERRORS).unlink()
     assert graph.send(draft="absent", **SHORT).outcome()[0] == SUCCEEDED
+
+
+def test_a_draft_whose_weights_become_those_of_another_is_noticed(graph, folder):
+    assert active(graph).send(draft="resident", **SHORT).outcome()[0] == SUCCEEDED
+    assert graph.send(draft="another", **SHORT).outcome()[0] == SUCCEEDED
+    weights = folder / "absent" / WEIGHTS
+    kept = weights.rename(weights.with_suffix(".kept"))
+    shutil.copy(ROOT / "models/law" / WEIGHTS, weights)
+    status, result = graph.send(draft="absent", **SHORT).outcome()
+    assert status == ABORTED
+    assert str(weights) in result.error
+    assert "another draft's" in result.error
+    assert graph.send(**SHORT).outcome()[0] == SUCCEEDED
+
+    kept.rename(weights)
+    assert graph.send(draft="absent", **SHORT).outcome()[0] == SUCCEEDED
+
+
+def test_drafts_that_are_damaged_at_configure_leave_their_places_to_others(graph, folder):
+    assert active(graph).deactivate()
+    assert graph.cleanup()
+    manifest, weights = folder / "resident" / MANIFEST, folder / "another" / WEIGHTS
+    whole = {file: file.read_bytes() for file in (manifest, weights)}
+    manifest.write_text("junk")
+    weights.write_bytes(whole[weights][:1000])
+    seen = len(graph.node.output)
+    assert active(graph)
+
+    states = {found.name: found.state for found in graph.list_drafts()}
+    assert states["resident"] == states["another"] == DraftInfo.FAILED
+    assert states["absent"] == states["hanging"] == DraftInfo.RESIDENT
+    for name, file in (("resident", manifest), ("another", weights)):
+        assert str(file) in draft(graph, name).error
+        assert str(file) in graph.node.output[seen:]
+    warned = graph.next_diagnostics()["Drafts"]
+    assert warned.level == WARN
+    assert "'resident' has failed" in warned.message
+    status, result = graph.send(draft="resident", **SHORT).outcome()
+    assert (status, result.error) == (ABORTED, draft(graph, "resident").error)
+
+    for file, content in whole.items():
+        file.write_bytes(content)
+    assert graph.deactivate()
+    assert graph.cleanup()
+    assert active(graph).send(draft="resident", **SHORT).outcome()[0] == SUCCEEDED
+    assert graph.next_diagnostics()["Drafts"].message.count("has failed") == 0
+
+
+def test_a_limit_on_the_process_memory_fails_configure_and_no_more(graph):
+    assert active(graph).deactivate()
+    assert graph.cleanup()
+    process = psutil.Process(graph.node.process.pid)
+    before = process.rlimit(psutil.RLIMIT_AS)
+    process.rlimit(psutil.RLIMIT_AS, (process.memory_info().vms + HEADROOM_BYTES, before[1]))
+    try:
+        seen = len(graph.node.output)
+        assert not graph.configure()
+        assert graph.state() == "unconfigured"
+        assert "out of memory" in graph.node.output[seen:]
+        assert graph.next_diagnostics()["Memory"].level == ERROR
+    finally:
+        process.rlimit(psutil.RLIMIT_AS, before)
+    assert active(graph).send(**SHORT).outcome()[0] == SUCCEEDED
+    assert graph.next_diagnostics()["Memory"].level != ERROR
 
 
 def test_a_disc_that_hangs_holds_up_neither_services_nor_goals_nor_transitions(graph, folder):

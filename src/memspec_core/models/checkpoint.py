@@ -11,6 +11,7 @@ from memspec_core.errors import CheckpointError
 from memspec_core.models.configuration import DecoderConfig, config_from_transformers
 from memspec_core.models.gguf_file import GgufFile
 from memspec_core.models.gptq import WEIGHTS_PATTERN, GptqFiles, GptqFormat, quantisation_config
+from memspec_core.models.pieces import reading
 from memspec_core.models.safetensors_files import INDEX, SINGLE, SafetensorsFiles
 from memspec_core.models.sources import WeightSource
 from memspec_core.settings import DEFAULT
@@ -72,6 +73,11 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     Raises `CheckpointError`, which names the file and the reason.
     """
     place = embedded_target() if str(path) == DEFAULT else Path(path).expanduser()
+    with reading(place):
+        return _open(place)
+
+
+def _open(place: Path) -> Checkpoint:
     if not place.exists():
         raise CheckpointError(f"There is no checkpoint at {place}; check the path.")
     if place.is_file():

@@ -19,7 +19,15 @@ from memspec_core.models.kv_cache import KeyValueCache
 from memspec_core.models.linear import DenseLinear, Linear, Table
 from memspec_core.models.native.backend import NativeBackend
 from memspec_core.models.native.layouts import Layout
-from memspec_core.models.pieces import FileVersion, Pace, at_once, forget, read_ahead, read_file
+from memspec_core.models.pieces import (
+    FileVersion,
+    Pace,
+    at_once,
+    forget,
+    read_ahead,
+    read_file,
+    reading,
+)
 from memspec_core.models.places import brought_along, model_places
 from memspec_core.models.quantised import GROUP_SIZE
 from memspec_core.models.safetensors_files import SafetensorsFiles
@@ -78,7 +86,8 @@ class Manifest:
 class DraftPlan:
     """A draft that has been looked at but not read, with the fast memory that it will take.
 
-    `transient_bytes`: beside `weight_bytes` and `kv_bytes`, while it is loaded.
+    `transient_bytes`: beside `weight_bytes` and `kv_bytes`, while it is loaded. `error`: why it
+    can be no draft of its target; it takes nothing then, and its loads fail.
     """
 
     name: str
@@ -89,6 +98,7 @@ class DraftPlan:
     manifest: Manifest | None
     backend: Backend
     transient_bytes: int = 0
+    error: str = ""
     _verified: set[FileVersion] = field(default_factory=set, compare=False, repr=False)
 
     @property
@@ -98,6 +108,8 @@ class DraftPlan:
 
     def load(self, target: Target, pace: Pace = at_once) -> tuple[Decoder, KeyValueCache]:
         """Bring an independent draft into memory, for this target; raises `CheckpointError`."""
+        if self.error:
+            raise CheckpointError(self.error)
         if self.manifest is None:
             decoder = _load_full(self.path, target, pace)
         else:
@@ -181,8 +193,8 @@ class DraftPlan:
         read = read_file(file, pace, self._verified.__contains__, pinned=pinned)
         if read.sha256 and read.sha256 != manifest.weights_sha256:
             raise CheckpointError(
-                f"{file} is truncated or corrupt (its checksum differs from the manifest's); "
-                "copy the draft again."
+                f"{file} is truncated or corrupt, or another draft's (its checksum differs from "
+                "the manifest's); copy the draft again."
             )
         self._verified.add(read.version)
         return SafetensorsFiles.of_bytes(file, read.data)
@@ -207,11 +219,42 @@ def draft_folder(name: str, path: str) -> Path:
     return found
 
 
+def is_there(name: str, path: str) -> bool:
+    """Whether something is where a draft should be; also where it may not be looked at."""
+    try:
+        return draft_folder(name, path).exists()
+    except PermissionError:
+        return True
+    except (CheckpointError, OSError):
+        return False
+
+
 def plan_draft(name: str, path: str, target: TargetPlan | Target) -> DraftPlan:
     """Look at a draft without reading its weights; raises `CheckpointError`."""
     folder = draft_folder(name, path)
-    if not folder.exists():
-        raise CheckpointError(f"There is no draft at {folder}; check drafts.{name}.path.")
+    with reading(folder):
+        if not folder.exists():
+            raise CheckpointError(f"There is no draft at {folder}; check drafts.{name}.path.")
+        return _plan(name, folder, target)
+
+
+def failed_plan(
+    name: str, path: str, target: TargetPlan | Target, error: CheckpointError
+) -> DraftPlan:
+    """Return the plan of a draft that is there, but cannot be one of this target."""
+    return DraftPlan(
+        name=name,
+        path=draft_folder(name, path),
+        kind="",
+        weight_bytes=0,
+        kv_bytes=0,
+        manifest=None,
+        backend=target.backend,
+        error=str(error),
+    )
+
+
+def _plan(name: str, folder: Path, target: TargetPlan | Target) -> DraftPlan:
     sizes = target.checkpoint.config
     if not (folder / MANIFEST).exists():
         checkpoint = open_checkpoint(folder)
@@ -274,11 +317,12 @@ def read_manifest(folder: Path) -> Manifest:
     """Read a draft folder's manifest; raises `CheckpointError`."""
     path = folder / MANIFEST
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
+        with reading(path):
+            fields = json.loads(path.read_text(encoding="utf-8"))
         version = fields.pop("format_version")
         fields |= {name: tuple(fields.get(name, ())) for name in ("layers", "taps")}
         manifest = Manifest(**fields)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} is not a draft's manifest: {error!r}.") from error
     if version != FORMAT_VERSION:
         raise CheckpointError(f"{path} has format {version}; {FORMAT_VERSION} is supported.")

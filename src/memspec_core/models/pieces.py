@@ -6,13 +6,13 @@ import hashlib
 import io
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from memspec_core.errors import CheckpointError
+from memspec_core.errors import CheckpointError, is_out_of_memory
 
 PIECE_BYTES = 1 << 22
 
@@ -29,26 +29,30 @@ def at_once(count: int) -> None:
 
 @dataclass(frozen=True)
 class FileVersion:
-    """What tells whether a file is the one that was seen before, without reading it."""
+    """What tells whether a file is the one that was seen before, without reading it.
+
+    `mtime_ns` can be set by whoever copies a file (`cp -p`, `rsync -t`), `ctime_ns` by nobody.
+    """
 
     path: Path
     size: int
     mtime_ns: int
+    ctime_ns: int
 
     @classmethod
     def of(cls, path: Path) -> "FileVersion":
         """Look at a file; raises `CheckpointError`."""
-        try:
-            found = path.stat()
-        except OSError as error:
-            raise _unreadable(path, error) from error
-        return cls(path, found.st_size, found.st_mtime_ns)
+        with reading(path):
+            return cls._from(path, path.stat())
 
     @classmethod
     def of_open(cls, path: Path, descriptor: int) -> "FileVersion":
         """Look at what was opened of a file."""
-        found = os.fstat(descriptor)
-        return cls(path, found.st_size, found.st_mtime_ns)
+        return cls._from(path, os.fstat(descriptor))
+
+    @classmethod
+    def _from(cls, path: Path, found: os.stat_result) -> "FileVersion":
+        return cls(path, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 @dataclass(frozen=True)
@@ -70,15 +74,13 @@ def read_file(
     that a GPU copies from by itself. Raises `CheckpointError`, also where the file changes or ends
     while it is read.
     """
-    try:
+    with reading(path):
         try:
             return _read(path, pace, is_known, pinned, _DIRECT)
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
             return _read(path, pace, is_known, pinned, 0)
-    except OSError as error:
-        raise _unreadable(path, error) from error
 
 
 def _read(
@@ -130,12 +132,9 @@ def _to_boundary(memory: torch.Tensor, size: int) -> int:
 def read_ahead(path: Path, pace: Pace) -> None:
     """Have the system read a file that is to be mapped; raises `CheckpointError`."""
     piece = bytearray(PIECE_BYTES)
-    try:
-        with path.open("rb", buffering=0) as file:
-            while count := file.readinto(piece):
-                pace(count)
-    except OSError as error:
-        raise _unreadable(path, error) from error
+    with reading(path), path.open("rb", buffering=0) as file:
+        while count := file.readinto(piece):
+            pace(count)
 
 
 def forget(path: Path) -> None:
@@ -147,10 +146,31 @@ def forget(path: Path) -> None:
         return  # and its copy went with it
 
 
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Raise `CheckpointError` where the system does not give a file or a folder that is read.
+
+    Want of memory is no fault of theirs, and passes as it is.
+    """
+    try:
+        yield
+    except OSError as error:
+        if is_out_of_memory(error):
+            raise
+        raise _unreadable(Path(error.filename or path), error) from error
+
+
 def _unreadable(path: Path, error: OSError) -> CheckpointError:
     if isinstance(error, FileNotFoundError):
-        return CheckpointError(f"{path} is missing; copy the draft again.")
-    return CheckpointError(f"{path} cannot be read: {error.strerror or error}.")
+        return CheckpointError(f"{path} is missing; copy it again.")
+    if isinstance(error, PermissionError):
+        return CheckpointError(
+            f"{path} cannot be read: {error.strerror}; let the user that runs this read it and its "
+            "folders."
+        )
+    return CheckpointError(
+        f"{path} cannot be read: {error.strerror or error}; check the disc that it lies on."
+    )
 
 
 def _forget(descriptor: int) -> None:

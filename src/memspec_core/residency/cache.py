@@ -218,6 +218,11 @@ class DraftCache:
             failure = self._failed.get(name)
             return failure is None or self._clock.now() >= failure.retry_at
 
+    def fail(self, name: str, error: str) -> None:
+        """Count a draft as failed without trying to load it."""
+        with self._lock:
+            self._fail(FinishedLoad(name, 0.0, error=error))
+
     def collect(self) -> None:
         """Take over what the loader has finished."""
         if not self._loading:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from memspec_core.clock import Clock
-from memspec_core.errors import LoadGivenUpError, MemSpecError
+from memspec_core.errors import LoadGivenUpError, MemSpecError, is_out_of_memory
 from memspec_core.models.pieces import Pace
 from memspec_core.residency.pace import LoadPace, load_rate
 from memspec_core.speculation.proposal import Draft
@@ -203,8 +203,11 @@ class DraftLoader:
         except MemSpecError as failure:
             error = str(failure)
         except Exception as failure:  # whatever a broken file raises must not end the thread
-            _LOG.exception("The draft %s could not be loaded", load.name)
-            error = f"The draft {load.name} could not be loaded: {failure!r}."
+            if is_out_of_memory(failure):
+                error = f"There is no memory for the draft {load.name}: {failure!r}."
+            else:
+                _LOG.exception("The draft %s could not be loaded", load.name)
+                error = f"The draft {load.name} could not be loaded: {failure!r}."
         return FinishedLoad(load.name, self._clock.now() - load.started, draft, error)
 
 

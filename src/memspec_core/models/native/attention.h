@@ -163,6 +163,11 @@ inline void attend_rows(const Pass& p, int64_t begin, int64_t end, const Head& s
 
 // Memory for keys and values of a chunk as a row of a tree sees them.
 struct PathChunk {
+  void reserve(int64_t head_size) {
+    keys.reserve(kChunk * head_size);
+    values.reserve(kChunk * head_size);
+  }
+
   Buffer<uint16_t> keys, values;
 };
 
@@ -171,7 +176,7 @@ struct PathChunk {
 inline void attend_paths(const Pass& p, PathChunk& path, const Head& head, int64_t kv_head,
                          int64_t chunk) {
   const int64_t size = head.size, first = chunk * kChunk;
-  const Head seen{path.keys.reserve(kChunk * size), path.values.reserve(kChunk * size), size};
+  const Head seen{path.keys.get(), path.values.get(), size};
   const int64_t shared = std::clamp<int64_t>(p.shape.context - first, 0, kChunk);
   for (int64_t i = 0; i < shared; i += kTile) {
     std::memcpy(seen.key(i), head.key(first + i), kTile * size * sizeof(uint16_t));

@@ -43,6 +43,7 @@ class FeatureStep : public Step {
                 embedding_norm_.is_contiguous() && embedding_norm_.numel() == sizes.hidden,
                 "the embedding's norm");
     units_.assign(sizes.hidden, 1.0f);
+    widest_ = std::max({widest_, fuse_features_.inputs, fuse_input_.inputs});
     TORCH_CHECK(!head_tokens_ || (head_tokens_->scalar_type() == torch::kInt64 &&
                 head_tokens_->is_contiguous() && head_tokens_->numel() == head_.outputs),
                 "the head's tokens");
@@ -70,7 +71,7 @@ class FeatureStep : public Step {
                 states.dim() == 2 && states.size(0) == rows && states.size(1) == sizes_.hidden,
                 "the states have another shape");
     torch::Tensor hidden = torch::empty({rows, sizes_.hidden}, torch::kFloat32);
-    reserve_workspaces(threads);
+    reserve_workspaces(threads, rows);
     const Shape shape(start, rows, parents);
     const Pass p = begin_pass(shape, start, hidden.mutable_data_ptr<float>());
     Team::run(threads, [&](Team& team, int64_t thread) {
@@ -96,7 +97,7 @@ class FeatureStep : public Step {
     float* hidden =
         hidden_.reserve((std::max(before, last + count - 1)) * sizes_.hidden);
     feed_rows(tokens.data(), before, features, cache, start, hidden, threads);
-    reserve_workspaces(threads);
+    reserve_workspaces(threads, last);
     std::vector<Shape> shapes{Shape(start + before, last, {})};
     for (int64_t position = start + rows; position < end; ++position) {
       shapes.emplace_back(position, 1, std::vector<int64_t>());
@@ -153,7 +154,7 @@ class FeatureStep : public Step {
 
   void feed_rows(const int64_t* tokens, int64_t rows, const torch::Tensor& features,
                  const torch::Tensor& cache, int64_t start, float* hidden, int64_t threads) {
-    reserve_workspaces(threads);
+    reserve_workspaces(threads, std::min(kMaxRows, rows));
     for (int64_t first = 0; first < rows; first += kMaxRows) {
       const Shape shape(start + first, std::min(kMaxRows, rows - first), {});
       const Pass p = begin_pass(shape, start + first, hidden + first * sizes_.hidden);

@@ -43,6 +43,7 @@ class Step {
     TORCH_CHECK(sizes.head_size % kTile == 0 && sizes.head_size <= kMaxHeadSize &&
                 sizes.heads % sizes.kv_heads == 0 &&
                 static_cast<int64_t>(frequencies_.size()) * 2 == sizes.head_size, "head sizes");
+    widest_ = std::max({sizes.hidden, sizes.intermediate, sizes.heads * sizes.head_size});
   }
 
   // Feed tokens into the cache from `start` on; it is fp16 [layers, 2 * kv heads, capacity, head
@@ -60,7 +61,7 @@ class Step {
       tapped = Taps{static_cast<uint16_t*>(features->data_ptr()), taps};
     }
     torch::Tensor hidden = torch::empty({rows, sizes_.hidden}, torch::kFloat32);
-    reserve_workspaces(threads);
+    reserve_workspaces(threads, std::min(kMaxRows, rows));
     for (int64_t first = 0; first < rows; first += kMaxRows) {
       const Shape shape(start + first, std::min(kMaxRows, rows - first), parents);
       float* out = hidden.mutable_data_ptr<float>() + first * sizes_.hidden;
@@ -80,7 +81,7 @@ class Step {
     check_hidden(hidden);
     torch::Tensor result = torch::empty({rows, head_.outputs}, torch::kFloat32);
     float* out = result.mutable_data_ptr<float>();
-    reserve_workspaces(threads);
+    reserve_workspaces(threads, rows);
     Team::run(threads, [&](Team& team, int64_t index) {
       Activations& x = workspaces_[index].x;
       x.resize(rows, sizes_.hidden);
@@ -98,12 +99,12 @@ class Step {
     const int64_t rows = hidden.size(0);
     check_hidden(hidden);
     std::vector<Largest> found(threads * rows);
-    reserve_workspaces(threads);
+    reserve_workspaces(threads, rows);
     Team::run(threads, [&](Team& team, int64_t thread) {
       Workspace& own = workspaces_[thread];
       own.x.resize(rows, sizes_.hidden);
       set_normed(sizes_, own.x, hidden.const_data_ptr<float>(), rows, norm_, head_);
-      Lanes* lanes = own.lanes.reserve(rows);
+      Lanes* lanes = own.lanes.get();
       std::fill(lanes, lanes + rows, Lanes{});
       team.share(thread, head_.tiles(), [&](int64_t tile) {
         apply(head_, tile, own.x, rows,
@@ -138,8 +139,14 @@ class Step {
     Buffer<Lanes> lanes;  // of the rows whose largest logits are sought
   };
 
-  void reserve_workspaces(int64_t threads) {
+  // Give each thread all that it may need in a pass of so many rows.
+  void reserve_workspaces(int64_t threads, int64_t rows) {
     if (static_cast<int64_t>(workspaces_.size()) < threads) workspaces_.resize(threads);
+    for (Workspace& own : workspaces_) {
+      own.x.resize(rows, widest_);
+      own.lanes.reserve(rows);
+      own.path.reserve(sizes_.head_size);
+    }
   }
 
   void check_rows(const std::vector<int64_t>& tokens, const torch::Tensor& cache, int64_t start,
@@ -263,6 +270,7 @@ class Step {
   torch::Tensor norm_;
   Linear head_;
   std::vector<double> frequencies_;
+  int64_t widest_;  // of the rows that any of the layers reads
   std::vector<Workspace> workspaces_;
   PassMemory memory_;
 };

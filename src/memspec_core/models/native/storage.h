@@ -22,14 +22,16 @@ inline void read_ahead(const void* p) {
   }
 }
 
-// Memory that grows, is not cleared, and begins at a cache line.
+// Memory that grows, is not cleared, and begins at a cache line. Where there is none it stays as it
+// is, and whoever asked is told by an exception; so threads of a team ask for it before they run.
 template <class T>
 class Buffer {
  public:
   T* reserve(int64_t count) {
     if (count > count_) {
-      memory_.reset(static_cast<T*>(std::aligned_alloc(64, (count * sizeof(T) + 63) / 64 * 64)));
-      TORCH_CHECK(memory_, "out of memory");
+      void* grown = std::aligned_alloc(64, (count * sizeof(T) + 63) / 64 * 64);
+      TORCH_CHECK(grown, "out of memory");
+      memory_.reset(static_cast<T*>(grown));
       count_ = count;
     }
     return memory_.get();

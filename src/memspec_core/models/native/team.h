@@ -37,7 +37,7 @@ struct Soon {
 // there are CPUs, whatever they do.) Where something else runs on the CPUs too, two of them may
 // have to share one: soon a thread that spins lets others run. Before it spins it asks for memory
 // that will be read soon, while the caller is at other things; a request for memory that was freed
-// does no harm.
+// does no harm. A function must not throw: the other threads would wait for one that left.
 class Team {
  public:
   // Run function(team, index) on `threads` threads, of which the caller is number 0. The process
@@ -58,17 +58,18 @@ class Team {
   }
 
   explicit Team(int64_t threads) : threads_(threads) {
-    for (int64_t index = 1; index < threads; ++index) {
-      helpers_.emplace_back([this, index] { help(index); });
+    helpers_.reserve(threads - 1);
+    try {
+      for (int64_t index = 1; index < threads; ++index) {
+        helpers_.emplace_back([this, index] { help(index); });
+      }
+    } catch (...) {  // the system gives no more threads
+      dismiss();
+      throw;
     }
   }
 
-  ~Team() {
-    call_ = nullptr;
-    ++round_;
-    round_.notify_all();
-    for (std::thread& helper : helpers_) helper.join();
-  }
+  ~Team() { dismiss(); }
 
   // Share 0 .. count - 1 out in equal parts, and wait until all threads have done theirs.
   template <class Function>
@@ -111,6 +112,13 @@ class Team {
     round_.notify_all();
     function(*this, 0);
     meet();
+  }
+
+  void dismiss() {
+    call_ = nullptr;
+    ++round_;
+    round_.notify_all();
+    for (std::thread& helper : helpers_) helper.join();
   }
 
   void help(int64_t index) {
