@@ -11,12 +11,13 @@ import torch
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, ReaderTensor
 from gguf.quants import dequantize
 
-from memspec_core.errors import CheckpointError
+from memspec_core.errors import CheckpointError, is_out_of_memory
 from memspec_core.models.configuration import (
     FAMILIES,
     DecoderConfig,
     default_inverse_frequencies,
 )
+from memspec_core.models.pieces import require_content
 from memspec_core.models.quantised import Int4Weight, Int8Weight, pack_codes
 from memspec_core.models.sources import EMBEDDING, HEAD
 
@@ -219,15 +220,12 @@ class GgufFile:
 
 
 def _opened(path: Path) -> _Reader:
+    require_content(path)
     try:
-        if path.stat().st_size == 0:
-            raise CheckpointError(f"{path} is empty; copy the checkpoint again.")
         return _Reader(path)
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path} is missing.") from error
-    except CheckpointError:
-        raise
     except Exception as error:  # the reader raises whatever numpy raises on broken bytes
+        if is_out_of_memory(error):
+            raise
         raise CheckpointError(
             f"{path} is truncated or not a GGUF file ({error}); copy the checkpoint again."
         ) from error

@@ -160,6 +160,13 @@ def reading(path: Path) -> Iterator[None]:
         raise _unreadable(Path(error.filename or path), error) from error
 
 
+def require_content(path: Path) -> None:
+    """Raise `CheckpointError` where a file is missing or empty, or may not be read."""
+    with reading(path), path.open("rb") as file:
+        if not file.read(1):
+            raise CheckpointError(f"{path} is empty; copy it again.")
+
+
 def _unreadable(path: Path, error: OSError) -> CheckpointError:
     if isinstance(error, FileNotFoundError):
         return CheckpointError(f"{path} is missing; copy it again.")

@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from memspec_core.errors import CheckpointError
+from memspec_core.errors import CheckpointError, is_out_of_memory
+from memspec_core.models.pieces import require_content
 from memspec_core.models.quantised import Int4Weight
 
 SINGLE = "model.safetensors"
@@ -152,13 +153,12 @@ class SafetensorsFiles:
 
 
 def _opened(file: Path) -> safe_open:
+    require_content(file)
     try:
-        if file.stat().st_size == 0:
-            raise CheckpointError(f"{file} is empty; copy the checkpoint again.")
         return safe_open(file, framework="pt")
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{file} is missing.") from error
     except (SafetensorError, OSError) as error:
+        if is_out_of_memory(error):
+            raise
         raise _not_whole(file, error) from error
 
 

@@ -7,7 +7,12 @@ from pathlib import Path
 from transformers import AutoTokenizer
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from memspec_core.errors import CheckpointError, RequestError, VocabularyMismatchError
+from memspec_core.errors import (
+    CheckpointError,
+    RequestError,
+    VocabularyMismatchError,
+    is_out_of_memory,
+)
 from memspec_core.models.checkpoint import Checkpoint
 from memspec_core.models.kept_tokenizer import kept_tokenizer
 from memspec_core.request import GenerationRequest
@@ -32,6 +37,8 @@ class Tokenizer:
                 else _loaded(folder)
             )
         except Exception as error:  # transformers raises many types for broken files
+            if is_out_of_memory(error):
+                raise
             raise CheckpointError(
                 f"The tokenizer in {checkpoint.path} cannot be loaded: {error}"
             ) from error
