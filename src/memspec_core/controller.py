@@ -20,6 +20,9 @@ from memspec_core.strategies.utility import DraftCosts, Utility
 LONGEST_INTERVAL = 4
 """So many times N, at the most, pass until the next scheduling point where costs are weighed."""
 
+DEAR_SHARE = 0.002
+"""Scheduling points become rarer only where one takes more than this share of N iterations."""
+
 _LOG = logging.getLogger(__name__)
 
 
@@ -27,21 +30,22 @@ _LOG = logging.getLogger(__name__)
 class _Interval:
     """What runs until the next scheduling point, and what the strategy would have run.
 
-    `weighed`: whether the choice was weighed by what it costs. `times`: how often N is its length.
+    `dear`: whether costs are weighed, and rankings are among those that count. `times`: how often N
+    is its length.
     """
 
     draft: Draft | None
     wanted: str
     settings: Settings
-    weighed: bool
+    dear: bool
     times: int = 1
 
     def after(self, last: "_Interval") -> "_Interval":
-        """Return the interval, longer than the last one where costs are weighed and it is the same.
+        """Return the interval, longer than the last one where rankings are dear and it is the same.
 
-        A ranking costs something too, and a choice that has not changed is likely to stay.
+        A choice that has not changed is likely to stay.
         """
-        if not self.weighed or self.draft is not last.draft or self.name != self.wanted:
+        if not self.dear or self.draft is not last.draft or self.name != self.wanted:
             return self
         return replace(self, times=min(2 * last.times, LONGEST_INTERVAL))
 
@@ -155,7 +159,11 @@ class Controller:
         self._cache.update(ranking, name, strategy.prepares, costly)
         watch.lap(PREDICTION)
         wanted = self._wanted(ranking, choice, name, costly) or PLAIN
-        interval = _Interval(active, wanted, settings, weighed=utility is not None)
+        dear = False
+        if utility and name:
+            seconds = settings.scheduling_interval * utility.iteration_seconds(name)
+            dear = watch.spent(PREDICTION) > DEAR_SHARE * seconds
+        interval = _Interval(active, wanted, settings, dear)
         if self._on_decision is not None:
             self._on_decision(self._decision(context, strategy, ranking, interval, watch))
         return interval

@@ -8,7 +8,7 @@ import pytest
 
 from core.test_cache import HandLoader
 from core.tiny import EVEN_COSTS, ManualClock, decode, ids_of, load_draft, make_settings, never
-from memspec_core.controller import Controller
+from memspec_core.controller import DEAR_SHARE, Controller
 from memspec_core.errors import CheckpointError, PromptTooLongError
 from memspec_core.iteration import Iteration
 from memspec_core.models.target import Target
@@ -187,30 +187,45 @@ def test_drafts_change_at_scheduling_points_only(desk: Desk) -> None:
 
 
 class Weighable(Turning):
-    """The same with rankings in tokens an iteration; it also notes after how many it ranked."""
+    """The same with rankings in tokens an iteration, each of which takes so many seconds.
 
-    def __init__(self, *orders: Sequence[str]) -> None:
+    It also notes after how many iterations it ranked.
+    """
+
+    def __init__(self, clock: ManualClock, seconds: float, *orders: Sequence[str]) -> None:
         super().__init__(*orders)
+        self._clock, self._seconds = clock, seconds
         self.points: list[int] = []
 
     def rank(self, context: Context) -> Ranking:
         self.points.append(len(self.observed))
+        self._clock.seconds += self._seconds
         order = super().rank(context).order
         tokens = {name: 3.0 - place for place, name in enumerate(order)}
         return Ranking(tokens, Outlook((1.0,), lambda draft: [tokens[draft]]))
 
 
 @pytest.mark.parametrize(
-    ("cost_aware", "points"), [(True, [0, 1, 3, 7, 8, 10, 14, 18]), (False, [*range(9)])]
+    ("cost_aware", "share", "points"),
+    [
+        (True, 2 * DEAR_SHARE, [0, 1, 3, 7, 8, 10, 14, 18]),
+        (True, DEAR_SHARE / 2, [*range(9)]),
+        (False, 2 * DEAR_SHARE, [*range(9)]),
+    ],
 )
-def test_scheduling_points_become_rarer_while_a_weighed_choice_stays(
-    target: Target, drafts: dict[str, Draft], cost_aware: bool, points: list[int]
+def test_scheduling_points_become_rarer_while_a_weighed_choice_stays_and_rankings_are_dear(
+    target: Target,
+    drafts: dict[str, Draft],
+    cost_aware: bool,
+    share: float,
+    points: list[int],
 ) -> None:
     desk = Desk(target, drafts, scheduling_interval=1, cost_aware=cost_aware, draft_length=1)
     pair = ("first_layer", "other")
     for name in pair:
         desk.cache.require(name)
-    strategy = Weighable(*[pair] * 3, *[pair[::-1]] * 9)
+    seconds = share * Planner(EVEN_COSTS).iteration_seconds(pair[0], 1)
+    strategy = Weighable(desk.clock, seconds, *[pair] * 3, *[pair[::-1]] * 9)
     ids_of(desk.run(strategy, limit=40))
     assert strategy.points[: len(points)] == points
 

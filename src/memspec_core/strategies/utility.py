@@ -54,6 +54,10 @@ class Utility:
         """Return the ranking by utility."""
         return Ranking({name: self._rate(name, score) for name, score in ranking.scores.items()})
 
+    def iteration_seconds(self, name: str) -> float:
+        """Return what an iteration with a draft takes, the target's pass included."""
+        return self.costs.iteration_seconds(name, self.length)
+
     def not_worth_loading(
         self,
         names: Collection[str],
@@ -68,7 +72,7 @@ class Utility:
         """
         if ranking.outlook is None or not names:
             return frozenset()
-        seconds = self.costs.iteration_seconds(active, self.length)
+        seconds = self.iteration_seconds(active)
         iterations = EXPECTED_SHARE * remaining_tokens / max(1.0, ranking.scores.get(active, 1.0))
         left_out = set()
         for name in names:
@@ -80,6 +84,6 @@ class Utility:
         return frozenset(left_out)
 
     def _rate(self, name: str, tokens: float) -> float:
-        seconds = HORIZON * self.costs.iteration_seconds(name, self.length)
+        seconds = HORIZON * self.iteration_seconds(name)
         catch_up = self.costs.catch_up_seconds(name, self.unseen.get(name, 0))
         return HORIZON * tokens / (seconds + catch_up)
