@@ -27,6 +27,7 @@ from memspec_core.evaluation.reproduction.estimates import (
     answers_of,
     arithmetic,
     geometric,
+    proposals_over,
     share,
     throughput_over,
 )
@@ -98,15 +99,17 @@ def test_shares_and_acceptance() -> None:
         [run_of("memspec", 0, 2.0), run_of("general_static", 0, 1.0, iterations=8)]
     )
     assert arithmetic(answers, share("fallback", "memspec")).mean == pytest.approx(0.2)
-    # 10 tokens in 5 iterations accept one proposal each; in 8 iterations a quarter
+    # 10 tokens in 5 iterations are 2 each, one of them proposed; in 8 iterations a quarter
     accepted = geometric(answers, acceptance_over("memspec", "general_static"))
-    assert accepted.mean == pytest.approx(4.0)
+    assert accepted.mean == pytest.approx(1.6)
+    proposals = geometric(answers, proposals_over("memspec", "general_static"))
+    assert proposals.mean == pytest.approx(4.0)
 
 
 def test_draws_of_answers_in_which_nothing_was_accepted_leave_the_interval_finite() -> None:
     runs = [run_of("memspec", n, 1.0, iterations=4 + n) for n in range(3)]
     runs += [run_of("general_static", n, 1.0, iterations=(10, 11, 5)[n]) for n in range(3)]
-    found = geometric(answers_of(runs), acceptance_over("memspec", "general_static"))
+    found = geometric(answers_of(runs), proposals_over("memspec", "general_static"))
     assert 0.0 < found.low <= found.mean <= found.high < float("inf")
 
 

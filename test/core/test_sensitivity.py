@@ -15,6 +15,7 @@ from memspec_core.evaluation.sensitivity import (
     parameter,
     predictor_recall,
     sensitivity_figures,
+    slow_predictions,
     storage_speed,
     topic_changes,
     weighing,
@@ -53,6 +54,13 @@ def test_faster_storage_leaves_less_fallback() -> None:
     assert curve["points"][0]["x"] == 0.2
 
 
+def test_slow_predictions_make_short_intervals_dear() -> None:
+    curve = slow_predictions(sweep(), (1, 4))
+    assert [point["x"] for point in curve["points"][::3]] == [1, 4]
+    often, seldom = of(curve, "memspec", "prediction")
+    assert seldom < 0.05 < often
+
+
 def test_topics_that_change_more_often() -> None:
     curve = topic_changes(sweep(), PaperLike(prompts=1, tokens=64), (8, 64))
     assert [point["x"] for point in curve["points"]] == [8] * 3 + [64] * 3
@@ -84,7 +92,7 @@ def test_the_lookup_and_one_draft_for_all() -> None:
     plan = replace(plan_for(), strategies=("memspec",), drafts=("code", "math"))
     figures = sensitivity_figures(Sweep(with_lookup(), plan), PaperLike(prompts=1, tokens=40))
     assert set(figures) == {
-        *("predictor_recall", "storage_speed", "draft_bytes"),
+        *("predictor_recall", "storage_speed", "draft_bytes", "slow_predictions"),
         *("lookup_and_alternatives", "topic_changes"),
     }
     curve = figures["lookup_and_alternatives"]

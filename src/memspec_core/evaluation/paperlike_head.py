@@ -1,9 +1,8 @@
 """The predictor of generated traces: trained as any other, on answers that are not simulated.
 
 It reads the mean state of the last `RECENT` tokens and the prompt's, and is labelled as in the
-paper, with the draft that gains most next. `RECENT` and `PaperLike.state_noise` were set so that
-its recall is about that of the paper's Table 2: at N = 4 the best draft comes first at 0.72 of the
-points and among the first two at 0.93, where the paper has 0.716 and 0.957.
+paper, with the draft that gains most next. The noise of the states (`PaperLike`) is such that its
+recall is about that of the paper's Table 2.
 """
 
 from dataclasses import replace

@@ -43,6 +43,12 @@ SHRINKING = {"fp16": 1, "int8": 2, "int4": 4}
 
 PASSAGE_TOKENS = (8, 15, 30, 60, 120)
 
+INTERVALS = (2, 4, 8, 16)
+"""N, as in the paper's Figure 10."""
+
+ENCODER_SHARE = 0.039
+"""Of the time, at N = 4: what the paper's encoder takes for predictions (section 3.5)."""
+
 MIXED = "mixed"
 """The draft that was made of all domains."""
 
@@ -171,6 +177,19 @@ def weighing(sweep: Sweep) -> Curve:
     return sweep.curve("weighing", "what is weighed", plans)
 
 
+def slow_predictions(sweep: Sweep, intervals: Sequence[int] = INTERVALS) -> Curve:
+    """Vary N where predictions take as long as those of the paper's encoder."""
+    profile = sweep.plan.profile
+    settings = sweep.plan.settings(sweep.drafts)
+    decoding = 4 * profile.iteration_seconds(settings.draft_length)
+    slow = replace(profile, prediction_seconds=ENCODER_SHARE / (1 - ENCODER_SHARE) * decoding)
+    plans: dict[X, SimulationPlan] = {
+        interval: replace(sweep.with_parameters(scheduling_interval=interval), profile=slow)
+        for interval in intervals
+    }
+    return sweep.curve("slow_predictions", "N", plans)
+
+
 def topic_changes(
     sweep: Sweep, like: PaperLike, passage_tokens: Sequence[int] = PASSAGE_TOKENS
 ) -> Curve:
@@ -203,7 +222,10 @@ def sensitivity_figures(sweep: Sweep, like: PaperLike | None = None) -> dict[str
 
     Raises what `simulate` does.
     """
-    curves = [predictor_recall(sweep), storage_speed(sweep), draft_bytes(sweep)]
+    curves = [
+        *(predictor_recall(sweep), storage_speed(sweep)),
+        *(draft_bytes(sweep), slow_predictions(sweep)),
+    ]
     if LOOKUP in sweep.trace.drafts:
         curves.append(lookup_and_alternatives(sweep))
     if sweep.plan.head is not None:

@@ -72,13 +72,3 @@ RECALL = {
 
 LATENCY_OVER_GENERAL_STATIC = exactly(1 - 0.323)
 LATENCY_OVER_MAB_ASYNC = exactly(1 - 0.249)
-
-
-def implied_acceptance() -> float:
-    """Return the proposals that General-Static accepts an iteration, a, by two claims.
-
-    Oracle-Static accepts 1.403 a and is 1.225 times as fast, which is (1.403 a + 1) / (a + 1) where
-    iterations take the same time.
-    """
-    accepted, faster = STATIC_ACCEPTANCE.high, STATIC_THROUGHPUT.high
-    return (faster - 1.0) / (accepted - faster)

@@ -24,6 +24,7 @@ from memspec_core.evaluation.sensitivity import (
     draft_bytes,
     lookup_and_alternatives,
     predictor_recall,
+    slow_predictions,
     storage_speed,
     topic_changes,
     weighing,
@@ -35,6 +36,7 @@ _BASIC: dict[str, Callable[[Sweep], Curve]] = {
     "predictor_recall": predictor_recall,
     "storage_speed": storage_speed,
     "draft_bytes": draft_bytes,
+    "slow_predictions": slow_predictions,
 }
 
 _TOKENS_A_SECOND = "tokens/s, over General-Static"
@@ -115,6 +117,13 @@ CURVE_FORMS = (
         "best first at {}",
     ),
     _form("storage_speed", "how fast drafts are read", LINES, "MB/s of the storage", "{} MB/s"),
+    _form(
+        "slow_predictions",
+        "the scheduling interval, were predictions as slow as those of the paper's encoder",
+        LINES,
+        "iterations between scheduling points",
+        "N = {}",
+    ),
     _form("draft_bytes", "smaller drafts in the same memory", BARS),
     _form("lookup_and_alternatives", "the lookup, and one draft for all", BARS),
     _form("weighing", "what MemSpec weighs", BARS),

@@ -186,13 +186,13 @@ def throughput_over(one: str, base: str) -> Measure:
 
 
 def acceptance_over(one: str, base: str) -> Measure:
-    """Return what measures a strategy's accepted proposals an iteration in times of another's."""
-    return lambda t: _accepted(t[one]) / _accepted(t[base])
+    """Return what measures a strategy's tokens an iteration in times of another's (Equation 1)."""
+    return lambda t: tokens_an_iteration(one)(t) / tokens_an_iteration(base)(t)
 
 
-def _accepted(totals: Totals) -> Array:
-    """Return the accepted proposals an iteration: tokens without the target's own."""
-    return totals["tokens"] / totals["iterations"] - 1.0
+def proposals_over(one: str, base: str) -> Measure:
+    """Return the same without the token of the target's own that each iteration has."""
+    return lambda t: (tokens_an_iteration(one)(t) - 1.0) / (tokens_an_iteration(base)(t) - 1.0)
 
 
 def latency_part_over(field: str, one: str, base: str) -> Measure:

@@ -124,7 +124,7 @@ def ratio(one: str, base: str) -> str:
 
 
 def acceptance_by_draft_choice(measured: Measured) -> Panel | None:
-    """Figure 1: accepted proposals with the oracles' drafts, all of them resident."""
+    """Figure 1: tokens an iteration with the oracles' drafts, all of them resident."""
     answers, control = measured.reach, measured.reach_control
     if answers is None or control is None:
         return None
@@ -164,7 +164,7 @@ def cost_of_switching(measured: Measured) -> Panel:
 
 
 def acceptance_of_bandits(measured: Measured) -> Panel:
-    """Figure 3: accepted proposals of the strategies that explore."""
+    """Figure 3: tokens an iteration of the strategies that explore."""
     claimed = {STATIC: claims.STATIC_ACCEPTANCE, MAB_SYNC: claims.MAB_SYNC_ACCEPTANCE}
     series = (BASELINE, STATIC, MAB_SYNC, MAB_ASYNC)
     return Panel(
@@ -331,7 +331,7 @@ FORMS = (
         "Figure 1",
         "acceptance of static and dynamic draft choice",
         BARS,
-        "accepted an iteration, over General-Static",
+        "tokens an iteration, over General-Static",
         "",
         (),
         acceptance_by_draft_choice,
@@ -351,7 +351,7 @@ FORMS = (
         "Figure 3",
         "acceptance of strategies that explore",
         BARS,
-        "accepted an iteration, over General-Static",
+        "tokens an iteration, over General-Static",
         "",
         (STATIC, MAB_SYNC),
         acceptance_of_bandits,

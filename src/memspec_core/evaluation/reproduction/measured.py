@@ -62,8 +62,8 @@ class Measured:
     `points`: answers at each point, `base` being that of most figures. `control`: the oracles'
     null control at the base, of answers where the drafts' parts are exchanged at random at each
     place. `reach` and `reach_control`: General-Static and the oracles with all drafts resident,
-    tokens and iterations only. `best_draft`: by domain, how many times the accepted proposals of
-    the general draft its best draft has. `recalls`: of rankings, as in Table 2.
+    tokens and iterations only. `best_draft`: by domain, how many times the tokens an iteration
+    of the general draft its best draft has. `recalls`: of rankings, as in Table 2.
     """
 
     name: str
@@ -218,7 +218,7 @@ def _walks(setting: Simulated, trace: Trace) -> dict[str, Walk]:
 
 
 def best_draft(setting: Simulated) -> dict[str, float]:
-    """Return by domain how many times the general draft's proposals its best draft gets right."""
+    """Return by domain how many times the general draft's tokens an iteration its best one has."""
     found = {}
     for domain in setting.trace.domains:
         prompts = [p for p in setting.trace.prompts if p.domain == domain]
@@ -226,7 +226,7 @@ def best_draft(setting: Simulated) -> dict[str, float]:
             walk(prompts, lambda p, c=column: gains(p, c, setting.length)).tokens_an_iteration  # type: ignore[misc]
             for column in range(len(setting.trace.drafts))
         ]
-        found[domain] = (max(rates) - 1.0) / (rates[0] - 1.0)
+        found[domain] = max(rates) / rates[0]
     return found
 
 
