@@ -20,9 +20,6 @@ from memspec_core.strategies.utility import DraftCosts, Utility
 LONGEST_INTERVAL = 4
 """So many times N, at the most, pass until the next scheduling point where costs are weighed."""
 
-DEAR_SHARE = 0.002
-"""Scheduling points become rarer only where one takes more than this share of N iterations."""
-
 _LOG = logging.getLogger(__name__)
 
 
@@ -159,10 +156,8 @@ class Controller:
         self._cache.update(ranking, name, strategy.prepares, costly)
         watch.lap(PREDICTION)
         wanted = self._wanted(ranking, choice, name, costly) or PLAIN
-        dear = False
-        if utility and name:
-            seconds = settings.scheduling_interval * utility.iteration_seconds(name)
-            dear = watch.spent(PREDICTION) > DEAR_SHARE * seconds
+        spent, count = watch.spent(PREDICTION), settings.scheduling_interval
+        dear = bool(utility and name and utility.is_dear(spent, name, count))
         interval = _Interval(active, wanted, settings, dear)
         if self._on_decision is not None:
             self._on_decision(self._decision(context, strategy, ranking, interval, watch))

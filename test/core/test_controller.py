@@ -8,7 +8,7 @@ import pytest
 
 from core.test_cache import HandLoader
 from core.tiny import EVEN_COSTS, ManualClock, decode, ids_of, load_draft, make_settings, never
-from memspec_core.controller import DEAR_SHARE, Controller
+from memspec_core.controller import Controller
 from memspec_core.errors import CheckpointError, PromptTooLongError
 from memspec_core.iteration import Iteration
 from memspec_core.models.target import Target
@@ -22,6 +22,7 @@ from memspec_core.speculation.planner import Planner
 from memspec_core.speculation.proposal import Draft
 from memspec_core.strategies import Context, GeneralStatic, Ranking, StaticStrategy
 from memspec_core.strategies.base import Outlook
+from memspec_core.strategies.utility import DEAR_SHARE
 
 PROMPT = [30, 40, 50, 60]
 NAMES = ("itself", "first_layer", "other")
