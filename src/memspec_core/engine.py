@@ -11,7 +11,7 @@ import torch
 
 from memspec_core.clock import Clock
 from memspec_core.controller import Controller
-from memspec_core.errors import CheckpointError, PredictorError
+from memspec_core.errors import CheckpointError, MemoryBudgetError, PredictorError
 from memspec_core.measurement.decisions import Decision
 from memspec_core.models.draft import (
     FEATURE,
@@ -246,7 +246,10 @@ def _load_predictor(settings: Settings, target: Target) -> tuple[RankingHead | N
 def _load_first_drafts(
     cache: DraftCache, settings: Settings, between_parts: Callable[[], None], may_fail: bool
 ) -> dict[str, Draft]:
-    """Load the K drafts that rank first before anything is known, or those behind them."""
+    """Load the K drafts that rank first before anything is known, or those behind them.
+
+    As many as fit beside each other: none is evicted for another.
+    """
 
     def go_on() -> bool:
         between_parts()
@@ -256,12 +259,14 @@ def _load_first_drafts(
     for name in create_strategy(settings).rank(Context(())).order:
         if len(first) == settings.resident_capacity:
             break
-        if not cache.may_load(name):
+        if not cache.may_load(name) or (first and not cache.has_room(name)):
             continue
         try:
             first[name] = cache.require(name, give_up=go_on)
-        except CheckpointError as error:
+        except (CheckpointError, MemoryBudgetError) as error:
             if not may_fail:
                 raise
+            if isinstance(error, MemoryBudgetError):
+                cache.fail(name, str(error))
             _LOG.error("The draft '%s' is left out for now: %s", name, error)
     return first

@@ -36,6 +36,7 @@ from memspec_core.models.torch_decoder import TorchDecoder
 from memspec_core.models.weights import WeightReader
 from memspec_core.request import FinishReason, GenerationRequest, GenerationResult
 from memspec_core.residency.cache import DraftCache
+from memspec_core.residency.ledger import Account, Ledger
 from memspec_core.residency.pressure import MemoryPressure, PressureLevel
 from memspec_core.runtime import DISPLACED, Runtime
 from memspec_core.settings import Settings
@@ -408,6 +409,49 @@ def test_without_room_for_a_draft(
     with pytest.raises(MemoryBudgetError, match="other"):
         Runtime(settings).load()
     assert decoders.alive() == 0
+
+
+def test_without_room_for_any_draft_it_decodes_plainly_where_drafts_may_fail(
+    target_folder: Path, draft_folders: dict[str, Path]
+) -> None:
+    settings = make_settings(
+        target_folder, {"other": draft_folders["other"]}, memory__budget_mib=27
+    )
+    with running(Runtime(settings, drafts_may_fail=True)) as runtime:
+        (draft,) = runtime.snapshot().drafts
+        assert draft.state is DraftState.FAILED
+        assert re.search(r"No room for the draft other.*raise memory\.budget_mib", draft.error)
+        assert answer(runtime).stats.drafted_tokens == 0
+        assert runtime.snapshot().memory.used_bytes <= 27 * 2**20
+
+
+class Watched(Ledger):
+    """Knows the most that was ever on it, in bytes."""
+
+    peak = 0
+
+    def reserve(self, account: Account, name: str, amount: int) -> None:
+        super().reserve(account, name, amount)
+        self.peak = max(self.peak, self.budget_bytes - self.free_bytes)
+
+
+def test_where_only_one_draft_fits_the_best_ranked_one_stays(
+    target_folder: Path, draft_folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(capacity: int, ledger: Ledger) -> list[DraftState]:
+        monkeypatch.setattr("memspec_core.engine.open_ledger", lambda *_: ledger)
+        settings = make_settings(
+            target_folder, drafts, resident_capacity=capacity, strategy="memspec"
+        )
+        with running(Runtime(settings)) as runtime:
+            assert runtime.snapshot().loads.evictions == 0
+            return [draft.state for draft in runtime.snapshot().drafts]
+
+    drafts = {name: draft_folders[name] for name in ("other", "first_layer")}
+    one = Watched(2**30)
+    assert load(1, one) == [DraftState.RESIDENT, DraftState.STORED]
+    assert load(2, Ledger(2**30)) == [DraftState.RESIDENT, DraftState.RESIDENT]
+    assert load(2, Ledger(one.peak)) == [DraftState.RESIDENT, DraftState.STORED]
 
 
 def test_short_of_memory_it_decodes_plainly_and_says_so(start: Callable[..., Runtime]) -> None:

@@ -218,6 +218,12 @@ class DraftCache:
             failure = self._failed.get(name)
             return failure is None or self._clock.now() >= failure.retry_at
 
+    def has_room(self, name: str) -> bool:
+        """Whether a draft can be loaded beside those that are here."""
+        with self._lock:
+            free = self._ledger.free_bytes >= self._sizes[name].loading
+            return free and self._occupied < self._places
+
     def fail(self, name: str, error: str) -> None:
         """Count a draft as failed without trying to load it."""
         with self._lock:
