@@ -283,6 +283,24 @@ def test_a_load_that_fails_leaves_nothing(
     assert decoders.alive() == 0
 
 
+@pytest.mark.parametrize("part", ["load_head", "Controller", "MemoryPressure"])
+def test_a_fault_in_any_part_of_the_load_leaves_no_thread(
+    part: str,
+    target_folder: Path,
+    draft_folders: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def faulty(*_: object, **__: object) -> None:
+        raise OSError("Input/output error")
+
+    monkeypatch.setattr(f"memspec_core.engine.{part}", faulty)
+    folders = {name: draft_folders[name] for name in ("itself", "other")}
+    runtime = Runtime(make_settings(target_folder, folders, predictor__path="unused"))
+    with pytest.raises(OSError, match="Input/output"):
+        runtime.load()
+    assert own_threads() == []
+
+
 def test_a_corrupt_draft_fails_the_load_and_leaves_nothing(
     target_folder: Path, distilled: Path, tmp_path: Path, decoders: Decoders
 ) -> None:
