@@ -136,6 +136,7 @@ def _draft_values(state: NodeState) -> Iterable[tuple[str, object]]:
     yield "pinned", tuple(draft.name for draft in snapshot.drafts if draft.pinned)
     yield "hits", loads.hits
     yield "misses", loads.misses
+    yield "loads", loads.loads
     yield "evictions", loads.evictions
     yield "load_seconds_p50", loads.load_seconds_p50
     yield "load_seconds_p95", loads.load_seconds_p95

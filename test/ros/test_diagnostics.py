@@ -23,7 +23,7 @@ MIB = 1024 * 1024
 KEYS = {
     "Drafts": {
         *("capacity", "resident", "active", "wanted", "loading", "hits", "misses", "evictions"),
-        *("load_seconds_p50", "load_seconds_p95", "failures", "strategy", "predictor"),
+        *("loads", "load_seconds_p50", "load_seconds_p95", "failures", "strategy", "predictor"),
     },
     "Generation": {
         *("goals_accepted", "goals_succeeded", "goals_cancelled", "goals_aborted"),
