@@ -126,8 +126,8 @@ class RuntimeSnapshot:
     """Everything that status messages, services and diagnostics show.
 
     `proposal`: what the next iteration proposes, in words; `predicted`: the drafts that the loaded
-    predictor ranks; `predictor_error`: why the strategy has to do without one, empty where it does
-    not.
+    predictor ranks; `predictor_error`: why the strategy has to do without one, or why the one that
+    is loaded failed at the last ranking; empty otherwise.
     """
 
     resident_capacity: int

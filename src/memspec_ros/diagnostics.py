@@ -114,8 +114,8 @@ def _draft_findings(state: NodeState) -> Iterable[Finding]:
     if snapshot is None:
         return
     if snapshot.predictor_error:
-        reason = snapshot.predictor_error
-        yield WARN, f"All drafts count alike, for want of a predictor: {reason}"
+        why = "as the predictor fails" if snapshot.predicted else "for want of a predictor"
+        yield WARN, f"All drafts count alike, {why}: {snapshot.predictor_error}"
     for draft in snapshot.drafts:
         if draft.state is DraftState.FAILED:
             yield WARN, f"The draft '{draft.name}' has failed: {draft.error}"

@@ -114,6 +114,15 @@ def test_a_missing_predictor_is_a_warning():
     assert values(ranking)["predictor"] == "for code, math"
 
 
+def test_a_predictor_that_fails_is_a_warning():
+    failing = replace(HEALTHY, predicted=("code", "math"), predictor_error="No finite values.")
+    made = made_from(failing)["Drafts"]
+
+    assert made.level == WARN
+    assert made.message == "All drafts count alike, as the predictor fails: No finite values."
+    assert values(made)["predictor"] == "for code, math"
+
+
 def test_fallback_above_the_parameter_is_a_warning():
     counters = GenerationCounters(fallback_ratio_window=0.3)
 
