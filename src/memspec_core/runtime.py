@@ -289,6 +289,7 @@ class Runtime:
                 acceptance=self._counters.acceptance(name),
                 uses=self._counters.uses(name),
                 error=cache.error(name),
+                acceptance_by_position=self._counters.acceptance_by_position(name),
             )
             for name, plan in engine.drafts.items()
         )

@@ -19,7 +19,9 @@ class DraftSnapshot:
     """One candidate draft.
 
     `bytes`: fast memory it takes when resident, KV cache included; `score`: the strategy's last;
-    `acceptance`: accepted over proposed tokens since configure; `uses`: iterations it ran.
+    `acceptance`: accepted over proposed tokens since configure, and `acceptance_by_position` the
+    same of its first, second, ... proposals where all before them were right; `uses`: iterations
+    it ran.
     """
 
     name: str
@@ -32,6 +34,7 @@ class DraftSnapshot:
     acceptance: float = 0.0
     uses: int = 0
     error: str = ""
+    acceptance_by_position: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ KEYS = {
     "Drafts": {
         *("capacity", "resident", "active", "wanted", "loading", "hits", "misses", "evictions"),
         *("loads", "load_seconds_p50", "load_seconds_p95", "failures", "strategy", "predictor"),
+        "acceptance",
     },
     "Generation": {
         *("goals_accepted", "goals_succeeded", "goals_cancelled", "goals_aborted"),
@@ -121,6 +122,14 @@ def test_a_predictor_that_fails_is_a_warning():
     assert made.level == WARN
     assert made.message == "All drafts count alike, as the predictor fails: No finite values."
     assert values(made)["predictor"] == "for code, math"
+
+
+def test_acceptance_is_told_by_draft_and_position():
+    used = DraftSnapshot("code", "/x", "", DraftState.ACTIVE, acceptance_by_position=(0.5, 0.25))
+    unused = DraftSnapshot("math", "/y", "", DraftState.STORED)
+    made = made_from(replace(HEALTHY, drafts=(used, unused)))["Drafts"]
+
+    assert values(made)["acceptance"] == "code 0.50 0.25, math"
 
 
 def test_fallback_above_the_parameter_is_a_warning():
