@@ -23,7 +23,13 @@ from memspec_core.models.draft import (
 )
 from memspec_core.models.pieces import Pace
 from memspec_core.models.target import Target, TargetPlan, parse_device, plan_target
-from memspec_core.prediction.head import HIDDEN_STATES, RankingHead, load_head, predictor_folder
+from memspec_core.prediction.head import (
+    HIDDEN_STATES,
+    RankingHead,
+    load_head,
+    predictor_folder,
+    weight_bytes,
+)
 from memspec_core.residency.cache import DraftBytes, DraftCache
 from memspec_core.residency.ledger import Account, Ledger, open_ledger
 from memspec_core.residency.loader import DraftLoader
@@ -130,6 +136,8 @@ def load_engine(
         torch.set_num_threads(1)
     ledger.correct(Account.TARGET, "target", target.decoder.weight_bytes + plan.tokenizer_bytes)
 
+    head, error = _load_predictor(chosen, target, ledger)
+
     def load(name: str, pace: Pace) -> Draft:
         draft = _load_draft(drafts[name], target, chosen.draft_shape, pace)
         if cache.demanded == name:  # what is only loaded ahead may never run
@@ -161,24 +169,20 @@ def load_engine(
         between_parts()
         planner = Planner(calibrate(target, first, clock))
         loader.limit_rate(planner.costs.read_bytes_per_second)
+        book = partial(ledger.reserve, Account.TOKENS, "target")
+        decodings = Decodings(target, planner, settings, clock, book)
+        controller = Controller(decodings.begin, cache, planner, settings, clock, on_decision)
+        pressure = MemoryPressure(
+            cache,
+            ledger.floor_bytes,
+            clock,
+            release_store=target.cache.release_unused,
+            return_memory=return_memory,
+        )
     except BaseException:
         cache.clear()
         loader.close()
         raise
-    book = partial(ledger.reserve, Account.TOKENS, "target")
-    decodings = Decodings(target, planner, settings, clock, book)
-    controller = Controller(decodings.begin, cache, planner, settings, clock, on_decision)
-    head, error = _load_predictor(chosen, target)
-    if head is not None:
-        head_bytes = sum(values.nbytes for values in (head.weight, head.bias, head.acceptance))
-        ledger.correct(Account.PREDICTOR, "predictor", head_bytes)
-    pressure = MemoryPressure(
-        cache,
-        ledger.floor_bytes,
-        clock,
-        release_store=target.cache.release_unused,
-        return_memory=return_memory,
-    )
     return Engine(target, drafts, ledger, loader, cache, pressure, planner, controller, head, error)
 
 
@@ -219,12 +223,16 @@ def _states_for(settings: Settings, plan: TargetPlan) -> tuple[int, ...]:
     return (plan.checkpoint.config.layers - 1,) if settings.strategy in PREDICTING else ()
 
 
-def _load_predictor(settings: Settings, target: Target) -> tuple[RankingHead | None, str]:
+def _load_predictor(
+    settings: Settings, target: Target, ledger: Ledger
+) -> tuple[RankingHead | None, str]:
     """Return the predictor, or why the strategy has to do without it; one draft needs none."""
     if len(settings.drafts) < 2:
         return None, ""
     try:
-        head = load_head(predictor_folder(settings.predictor_path), target.checkpoint.sha256())
+        folder = predictor_folder(settings.predictor_path)
+        ledger.reserve(Account.PREDICTOR, "target", weight_bytes(folder))
+        head = load_head(folder, target.checkpoint.sha256())
         if head.plan.encoder != HIDDEN_STATES:
             raise PredictorError(
                 f"The predictor in {settings.predictor_path} reads '{head.plan.encoder}', which is "
@@ -235,7 +243,8 @@ def _load_predictor(settings: Settings, target: Target) -> tuple[RankingHead | N
                 "The predictor reads the target's last states, which these drafts do not keep; "
                 f"their taps are {list(target.cache.taps)}."
             )
-    except PredictorError as error:
+    except (PredictorError, MemoryBudgetError) as error:
+        ledger.release(Account.PREDICTOR, "target")
         if settings.strategy not in PREDICTING:
             return None, ""
         _LOG.warning("All drafts count alike: %s", error)

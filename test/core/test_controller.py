@@ -250,6 +250,22 @@ def test_settings_that_change_take_effect_in_the_next_interval(desk: Desk) -> No
     assert len(strategy.contexts) == 2 + len(events[4:])
 
 
+def test_settings_that_change_end_a_longer_interval_at_the_next_multiple_of_n(
+    target: Target, drafts: dict[str, Draft]
+) -> None:
+    desk = Desk(target, drafts, scheduling_interval=2, cost_aware=True, draft_length=1)
+    desk.cache.require("other")
+    seconds = 4 * DEAR_SHARE * Planner(EVEN_COSTS).iteration_seconds("other", 1)
+    strategy = Weighable(desk.clock, seconds, ("other",))
+    events = []
+    for event in desk.run(strategy, 60):
+        events.append(event)
+        if len(events) == 7:
+            desk.settings = desk.settings.with_changes({"draft_length": 2})
+    assert strategy.points[:4] == [0, 2, 6, 8]  # it would be 14 without the change
+    assert [event.proposed for event in events[6:10]] == [1, 1, 2, 2]
+
+
 def test_what_the_strategy_sees(desk: Desk, plain: list[int]) -> None:
     desk.settings = desk.settings.with_changes({"recent_tokens": 5, "scheduling_interval": 1})
     strategy = Turning(("other",))
