@@ -332,6 +332,16 @@ def test_a_predictor_that_gives_no_numbers_is_shown_until_it_gives_some(
     assert runtime.snapshot().predictor_error == ""
 
 
+def test_without_room_for_a_predictor_all_drafts_count_alike(
+    start: Callable[..., Runtime], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("memspec_core.engine.weight_bytes", lambda _: 2**50)
+    runtime = start("itself", "other", strategy="memspec", predictor__path="unused")
+    snapshot = runtime.snapshot()
+    assert "No room for the predictor" in snapshot.predictor_error
+    assert snapshot.memory.predictor_bytes == 0
+
+
 def head_for(target: Path, drafts: tuple[str, ...]) -> RankingHead:
     """A predictor for a target to which all drafts are the same."""
     checkpoint, count = open_checkpoint(target), len(drafts)
