@@ -63,6 +63,7 @@ class MemSpecNode(LifecycleNode):
         self._transition_lock = threading.Lock()
         self._guard_change_state()
         self._node_parameters = NodeParameters(self, lambda: self._runtime)
+        DraftServices(self, lambda: self._runtime, self._node_parameters.drafts)
         observers = MutuallyExclusiveCallbackGroup()
         self._status = StatusPublisher(self, observers, self._status_now)
         period = self._number("diagnostics_period")
@@ -136,7 +137,6 @@ class MemSpecNode(LifecycleNode):
                 TokenStream(self),
                 lambda: self._number("stream_period"),
             )
-            DraftServices(self, lambda: self._runtime)
             self._decisions = DecisionStream(self, self._server.running_goal)
         return self._decisions
 
