@@ -3,9 +3,14 @@
 import logging
 
 import pytest
+import rclpy
+from rclpy.context import Context
 from rclpy.logging import LoggingSeverity, get_logger
+from rclpy.signals import SignalHandlerOptions
+from ros_harness import new_domain
 
 from memspec_ros.core_log import CORE, CoreLog
+from memspec_ros.node import MemSpecNode
 
 CORE_PART = logging.getLogger(f"{CORE}.part")
 
@@ -82,12 +87,21 @@ def test_no_line_is_printed_twice(told):
     assert told().count("once") == 1
 
 
-def test_what_was_attached_goes_without_a_trace():
+def test_the_handler_goes_with_the_node():
     core = logging.getLogger(CORE)
     before = (core.level, core.propagate, list(core.handlers))
-    handler = CoreLog(get_logger("core_log_of_tests"))
-    handler.attach()
-    assert handler in core.handlers
-    handler.detach()
+    context = Context()
+    rclpy.init(
+        args=[],
+        context=context,
+        domain_id=new_domain(),
+        signal_handler_options=SignalHandlerOptions.NO,
+    )
+    try:
+        node = MemSpecNode(context=context)
+        assert any(isinstance(handler, CoreLog) for handler in core.handlers)
+        node.destroy_node()
+    finally:
+        context.shutdown()
 
     assert (core.level, core.propagate, core.handlers) == before
