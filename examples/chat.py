@@ -13,10 +13,10 @@ import sys
 import threading
 
 import rclpy
-from rclpy.signals import SignalHandlerOptions
 
 from memspec_msgs.action import Generate
 from memspec_msgs.msg import ChatMessage
+from memspec_ros.arguments import parsed, start_ros
 from memspec_ros.client import ClientError, NodeClient
 
 
@@ -49,9 +49,9 @@ def main():
     parser.add_argument("--node", default="/memspec", help="with its namespace (%(default)s)")
     parser.add_argument("--system", default="", help="system message")
     parser.add_argument("--wait", type=float, default=10.0, help="seconds to wait for the node")
-    options = parser.parse_args()
+    options, given = parsed(parser, None)
     cancelled = threading.Event()
-    rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
+    start_ros("chat", given)
     try:
         client = NodeClient(f"/{options.node.strip('/')}", cancelled)
         client.wait_for_action(options.wait)

@@ -20,9 +20,6 @@ from memspec_core.strategies.utility import DraftCosts, Utility
 LONGEST_INTERVAL = 4
 """So many times N, at the most, pass until the next scheduling point where costs are weighed."""
 
-DEAR_SHARE = 0.002
-"""Scheduling points become rarer only where one takes more than this share of N iterations."""
-
 _LOG = logging.getLogger(__name__)
 
 
@@ -49,6 +46,14 @@ class _Interval:
             return self
         return replace(self, times=min(2 * last.times, LONGEST_INTERVAL))
 
+    def ends_early(self, done: int, settings: Settings) -> bool:
+        """Whether, after so many iterations, new settings take the place of the rest.
+
+        They are to wait for N iterations at the most, however long the interval is.
+        """
+        whole = done > 0 and done % self.settings.scheduling_interval == 0
+        return whole and settings is not self.settings
+
     @property
     def name(self) -> str:
         return PLAIN if self.draft is None else self.draft.name
@@ -66,8 +71,9 @@ class Controller:
     """Runs generations, one at a time, with drafts that a strategy ranks and a cache holds.
 
     `begin` begins the generation of a request. `settings` is asked at each scheduling point, so
-    that K, N, T and gamma that change at run time take effect in the next interval. `on_decision`
-    is told each decision, where somebody listens.
+    that K, N, T and gamma that change at run time take effect in the next interval; it is asked
+    between iterations too, as longer intervals end early for them. `on_decision` is told each
+    decision, where somebody listens.
     """
 
     def __init__(
@@ -122,7 +128,9 @@ class Controller:
             course.catch_up(interval.draft)
             watch.lap(PROMPT)
         while True:
-            for _ in range(interval.iterations):
+            for done in range(interval.iterations):
+                if interval.ends_early(done, self._settings()):
+                    break
                 iteration = course.iterate(
                     interval.draft, interval.wanted, interval.length, watch.take()
                 )
@@ -159,10 +167,8 @@ class Controller:
         self._cache.update(ranking, name, strategy.prepares, costly)
         watch.lap(PREDICTION)
         wanted = self._wanted(ranking, choice, name, costly) or PLAIN
-        dear = False
-        if utility and name:
-            seconds = settings.scheduling_interval * utility.iteration_seconds(name)
-            dear = watch.spent(PREDICTION) > DEAR_SHARE * seconds
+        spent, count = watch.spent(PREDICTION), settings.scheduling_interval
+        dear = bool(utility and name and utility.is_dear(spent, name, count))
         interval = _Interval(active, wanted, settings, dear)
         if self._on_decision is not None:
             self._on_decision(self._decision(context, strategy, ranking, interval, watch))

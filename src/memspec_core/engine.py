@@ -11,7 +11,7 @@ import torch
 
 from memspec_core.clock import Clock
 from memspec_core.controller import Controller
-from memspec_core.errors import CheckpointError, PredictorError
+from memspec_core.errors import CheckpointError, MemoryBudgetError, PredictorError
 from memspec_core.measurement.decisions import Decision
 from memspec_core.models.draft import (
     FEATURE,
@@ -23,7 +23,13 @@ from memspec_core.models.draft import (
 )
 from memspec_core.models.pieces import Pace
 from memspec_core.models.target import Target, TargetPlan, parse_device, plan_target
-from memspec_core.prediction.head import HIDDEN_STATES, RankingHead, load_head, predictor_folder
+from memspec_core.prediction.head import (
+    HIDDEN_STATES,
+    RankingHead,
+    load_head,
+    predictor_folder,
+    weight_bytes,
+)
 from memspec_core.residency.cache import DraftBytes, DraftCache
 from memspec_core.residency.ledger import Account, Ledger, open_ledger
 from memspec_core.residency.loader import DraftLoader
@@ -130,6 +136,8 @@ def load_engine(
         torch.set_num_threads(1)
     ledger.correct(Account.TARGET, "target", target.decoder.weight_bytes + plan.tokenizer_bytes)
 
+    head, error = _load_predictor(chosen, target, ledger)
+
     def load(name: str, pace: Pace) -> Draft:
         draft = _load_draft(drafts[name], target, chosen.draft_shape, pace)
         if cache.demanded == name:  # what is only loaded ahead may never run
@@ -161,24 +169,20 @@ def load_engine(
         between_parts()
         planner = Planner(calibrate(target, first, clock))
         loader.limit_rate(planner.costs.read_bytes_per_second)
+        book = partial(ledger.reserve, Account.TOKENS, "target")
+        decodings = Decodings(target, planner, settings, clock, book)
+        controller = Controller(decodings.begin, cache, planner, settings, clock, on_decision)
+        pressure = MemoryPressure(
+            cache,
+            ledger.floor_bytes,
+            clock,
+            release_store=target.cache.release_unused,
+            return_memory=return_memory,
+        )
     except BaseException:
         cache.clear()
         loader.close()
         raise
-    book = partial(ledger.reserve, Account.TOKENS, "target")
-    decodings = Decodings(target, planner, settings, clock, book)
-    controller = Controller(decodings.begin, cache, planner, settings, clock, on_decision)
-    head, error = _load_predictor(chosen, target)
-    if head is not None:
-        head_bytes = sum(values.nbytes for values in (head.weight, head.bias, head.acceptance))
-        ledger.correct(Account.PREDICTOR, "predictor", head_bytes)
-    pressure = MemoryPressure(
-        cache,
-        ledger.floor_bytes,
-        clock,
-        release_store=target.cache.release_unused,
-        return_memory=return_memory,
-    )
     return Engine(target, drafts, ledger, loader, cache, pressure, planner, controller, head, error)
 
 
@@ -219,12 +223,16 @@ def _states_for(settings: Settings, plan: TargetPlan) -> tuple[int, ...]:
     return (plan.checkpoint.config.layers - 1,) if settings.strategy in PREDICTING else ()
 
 
-def _load_predictor(settings: Settings, target: Target) -> tuple[RankingHead | None, str]:
+def _load_predictor(
+    settings: Settings, target: Target, ledger: Ledger
+) -> tuple[RankingHead | None, str]:
     """Return the predictor, or why the strategy has to do without it; one draft needs none."""
     if len(settings.drafts) < 2:
         return None, ""
     try:
-        head = load_head(predictor_folder(settings.predictor_path), target.checkpoint.sha256())
+        folder = predictor_folder(settings.predictor_path)
+        ledger.reserve(Account.PREDICTOR, "target", weight_bytes(folder))
+        head = load_head(folder, target.checkpoint.sha256())
         if head.plan.encoder != HIDDEN_STATES:
             raise PredictorError(
                 f"The predictor in {settings.predictor_path} reads '{head.plan.encoder}', which is "
@@ -235,7 +243,8 @@ def _load_predictor(settings: Settings, target: Target) -> tuple[RankingHead | N
                 "The predictor reads the target's last states, which these drafts do not keep; "
                 f"their taps are {list(target.cache.taps)}."
             )
-    except PredictorError as error:
+    except (PredictorError, MemoryBudgetError) as error:
+        ledger.release(Account.PREDICTOR, "target")
         if settings.strategy not in PREDICTING:
             return None, ""
         _LOG.warning("All drafts count alike: %s", error)
@@ -246,7 +255,10 @@ def _load_predictor(settings: Settings, target: Target) -> tuple[RankingHead | N
 def _load_first_drafts(
     cache: DraftCache, settings: Settings, between_parts: Callable[[], None], may_fail: bool
 ) -> dict[str, Draft]:
-    """Load the K drafts that rank first before anything is known, or those behind them."""
+    """Load the K drafts that rank first before anything is known, or those behind them.
+
+    As many as fit beside each other: none is evicted for another.
+    """
 
     def go_on() -> bool:
         between_parts()
@@ -256,12 +268,14 @@ def _load_first_drafts(
     for name in create_strategy(settings).rank(Context(())).order:
         if len(first) == settings.resident_capacity:
             break
-        if not cache.may_load(name):
+        if not cache.may_load(name) or (first and not cache.has_room(name)):
             continue
         try:
             first[name] = cache.require(name, give_up=go_on)
-        except CheckpointError as error:
+        except (CheckpointError, MemoryBudgetError) as error:
             if not may_fail:
                 raise
+            if isinstance(error, MemoryBudgetError):
+                cache.fail(name, str(error))
             _LOG.error("The draft '%s' is left out for now: %s", name, error)
     return first

@@ -60,6 +60,14 @@ class Iteration:
         return self.committed > 0 or self.seconds.decode > 0.0
 
     @property
+    def judged(self) -> int:
+        """Positions of the proposed chain that the target judged: up to the first it refused.
+
+        Of a tree the accepted path counts, and one more token.
+        """
+        return min(self.accepted + 1, self.proposed)
+
+    @property
     def plain(self) -> bool:
         """Whether no draft took part."""
         return self.draft == PLAIN

@@ -151,7 +151,11 @@ class GenerationRequest:
 
 @dataclass(frozen=True)
 class DraftUsage:
-    """What one draft (or "none") did in one generation."""
+    """What one draft (or "none") did in one generation.
+
+    `judged_at[i]`: iterations in which its proposal i, counted from 0, was judged, all before it
+    being right; `accepted_at[i]`: those in which that one was right too.
+    """
 
     draft: str
     iterations: int = 0
@@ -159,6 +163,8 @@ class DraftUsage:
     accepted_tokens: int = 0
     generated_tokens: int = 0
     seconds: float = 0.0
+    judged_at: tuple[int, ...] = ()
+    accepted_at: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -84,6 +84,7 @@ class Runtime:
         self._engine: Engine | None = None
         self._worker: threading.Thread | None = None
         self._worker_error = ""
+        self._predictor_fault = ""
         self._record: RecordWriter | None = None
         self._accepting = False
         self._closing = False
@@ -226,7 +227,7 @@ class Runtime:
     def strategy(self, name: str) -> Strategy:
         """Return a new strategy of a name, with the predictor that is loaded."""
         settings = replace(self._settings, strategy=name)
-        return create_strategy(settings, self._loaded_engine().predictor)
+        return create_strategy(settings, self._loaded_engine().predictor, self._note_predictor)
 
     @property
     def running(self) -> Generation | None:
@@ -257,13 +258,19 @@ class Runtime:
             wanted=self._wanted,
             drafts=self._draft_snapshots(engine),
             predicted=engine.predictor.plan.drafts if engine and engine.predictor else (),
-            predictor_error=engine.predictor_error if engine else "",
+            predictor_error=(engine.predictor_error or self._predictor_fault) if engine else "",
             proposal=engine.planner.plan.describe() if engine else "",
             target=engine.describe_target() if engine else TargetSnapshot(),
             memory=engine.describe_memory() if engine else MemorySnapshot(),
             loads=engine.cache.counters() if engine else LoadCounters(),
             generations=self._counters.snapshot(),
         )
+
+    def _note_predictor(self, fault: str) -> None:
+        """Keep why the predictor failed at the last ranking, nothing where it did not."""
+        if fault != self._predictor_fault:
+            self._predictor_fault = fault
+            self._on_change()
 
     def _draft_snapshots(self, engine: Engine | None) -> tuple[DraftSnapshot, ...]:
         if engine is None:
@@ -282,6 +289,7 @@ class Runtime:
                 acceptance=self._counters.acceptance(name),
                 uses=self._counters.uses(name),
                 error=cache.error(name),
+                acceptance_by_position=self._counters.acceptance_by_position(name),
             )
             for name, plan in engine.drafts.items()
         )
@@ -473,6 +481,7 @@ class Runtime:
         # Nobody who describes the models may keep them beyond this.
         with self._describing, self._condition:
             engine, self._engine = self._engine, None
+            self._predictor_fault = ""
             self._accepting = False
             # One that still runs here was left behind by a thread that ends in the midst of it.
             waiting = [*filter(None, (self._running,)), *self._queue.clear()]

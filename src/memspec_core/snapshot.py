@@ -19,7 +19,9 @@ class DraftSnapshot:
     """One candidate draft.
 
     `bytes`: fast memory it takes when resident, KV cache included; `score`: the strategy's last;
-    `acceptance`: accepted over proposed tokens since configure; `uses`: iterations it ran.
+    `acceptance`: accepted over proposed tokens since configure, and `acceptance_by_position` the
+    same of its first, second, ... proposals where all before them were right; `uses`: iterations
+    it ran.
     """
 
     name: str
@@ -32,6 +34,7 @@ class DraftSnapshot:
     acceptance: float = 0.0
     uses: int = 0
     error: str = ""
+    acceptance_by_position: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -126,8 +129,8 @@ class RuntimeSnapshot:
     """Everything that status messages, services and diagnostics show.
 
     `proposal`: what the next iteration proposes, in words; `predicted`: the drafts that the loaded
-    predictor ranks; `predictor_error`: why the strategy has to do without one, empty where it does
-    not.
+    predictor ranks; `predictor_error`: why the strategy has to do without one, or why the one that
+    is loaded failed at the last ranking; empty otherwise.
     """
 
     resident_capacity: int

@@ -86,7 +86,6 @@ class NodeClient:
         # Each service of its own is one thing more to look at whenever a message wakes the client.
         self._node = rclpy.create_node(
             f"memspec_client_{os.getpid()}",
-            use_global_arguments=False,
             start_parameter_services=False,
         )
         self._action = ActionClient(self._node, Generate, f"{node_name}/generate")

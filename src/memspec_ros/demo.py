@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from memspec_ros.arguments import parsed, start_ros
+
 if TYPE_CHECKING:
     from memspec_ros.client import NodeClient, Outcome
 
@@ -29,7 +31,7 @@ DOMAINS = range(1, 102)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the demonstration; return its exit code."""
-    options = _parser().parse_args(arguments)
+    options, given = parsed(_parser(), arguments)
     interrupted = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: interrupted.set())
@@ -46,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 start_new_session=True,
             )
         try:
-            done = _show(options, node, interrupted)
+            done = _show(options, given, node, interrupted)
         finally:
             code = _stop(node)
         if not done and not interrupted.is_set():
@@ -58,14 +60,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _show(
-    options: argparse.Namespace, node: "subprocess.Popen[bytes]", interrupted: threading.Event
+    options: argparse.Namespace,
+    given: list[str],
+    node: "subprocess.Popen[bytes]",
+    interrupted: threading.Event,
 ) -> bool:
     import rclpy
-    from rclpy.signals import SignalHandlerOptions
 
     from memspec_ros.client import ClientError, NodeClient
 
-    rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
+    start_ros("demo", given)
     try:
         client = NodeClient("/memspec", interrupted, lambda: node.poll() is not None)
         try:

@@ -16,7 +16,7 @@ from rclpy.node import Node
 from memspec_core.errors import is_out_of_memory
 from memspec_core.residency.available import available_bytes
 from memspec_core.settings import MIB
-from memspec_core.snapshot import DraftState, RuntimeSnapshot
+from memspec_core.snapshot import DraftSnapshot, DraftState, RuntimeSnapshot
 from memspec_ros.board import board_facts
 from memspec_ros.publishing import published
 
@@ -114,8 +114,8 @@ def _draft_findings(state: NodeState) -> Iterable[Finding]:
     if snapshot is None:
         return
     if snapshot.predictor_error:
-        reason = snapshot.predictor_error
-        yield WARN, f"All drafts count alike, for want of a predictor: {reason}"
+        why = "as the predictor fails" if snapshot.predicted else "for want of a predictor"
+        yield WARN, f"All drafts count alike, {why}: {snapshot.predictor_error}"
     for draft in snapshot.drafts:
         if draft.state is DraftState.FAILED:
             yield WARN, f"The draft '{draft.name}' has failed: {draft.error}"
@@ -134,12 +134,19 @@ def _draft_values(state: NodeState) -> Iterable[tuple[str, object]]:
     yield "loading", snapshot.draft_names_in(DraftState.LOADING)
     yield "failed", snapshot.draft_names_in(DraftState.FAILED)
     yield "pinned", tuple(draft.name for draft in snapshot.drafts if draft.pinned)
+    yield "acceptance", tuple(map(_acceptance, snapshot.drafts))
     yield "hits", loads.hits
     yield "misses", loads.misses
+    yield "loads", loads.loads
     yield "evictions", loads.evictions
     yield "load_seconds_p50", loads.load_seconds_p50
     yield "load_seconds_p95", loads.load_seconds_p95
     yield "failures", loads.failures
+
+
+def _acceptance(draft: DraftSnapshot) -> str:
+    """Return how often each position of a draft's proposals was right, the first one first."""
+    return " ".join([draft.name, *(f"{share:.2f}" for share in draft.acceptance_by_position)])
 
 
 def _predictor(snapshot: RuntimeSnapshot) -> str:

@@ -10,16 +10,16 @@ from pathlib import Path
 from memspec_core.cli.arguments import read_schema
 from memspec_core.errors import RequestError
 from memspec_core.request import ChatMessage, GenerationRequest, SamplingSettings
+from memspec_ros.arguments import EXIT_USAGE, parsed, start_ros
 
 EXIT_OK = 0
 EXIT_FAILED = 1
-EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
 EPILOG = """\
 The answer goes to standard output, a summary of what the drafts did to standard error.
 Ctrl-C cancels the goal. Exit code: 0 the answer is whole; 1 the goal was aborted or rejected, or
-there is no node; 2 wrong input; 130 cancelled.
+there is no node; 2 wrong input; 130 cancelled. After --ros-args, arguments of ROS.
 """
 
 
@@ -28,13 +28,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     interrupted = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: interrupted.set())
-    options = _parser().parse_args(arguments)
+    options, given = parsed(_parser(), arguments)
     try:
         request = request_from_options(options)
     except RequestError as error:
         print(f"generate: {error}", file=sys.stderr)
         return EXIT_USAGE
-    return _run(options, request, interrupted)
+    return _run(options, given, request, interrupted)
 
 
 def request_from_options(options: argparse.Namespace) -> GenerationRequest:
@@ -68,17 +68,19 @@ def request_from_options(options: argparse.Namespace) -> GenerationRequest:
 
 
 def _run(
-    options: argparse.Namespace, request: GenerationRequest, interrupted: threading.Event
+    options: argparse.Namespace,
+    given: list[str],
+    request: GenerationRequest,
+    interrupted: threading.Event,
 ) -> int:
     # ROS is slow to import; wrong input is told without it.
     import rclpy
-    from rclpy.signals import SignalHandlerOptions
 
     from memspec_ros.client import ClientError, NodeClient
     from memspec_ros.conversions import goal_from_request
     from memspec_ros.summary import one_line
 
-    rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
+    start_ros("generate", given)
     try:
         client = NodeClient(f"/{options.node.strip('/')}", interrupted)
         try:

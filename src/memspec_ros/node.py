@@ -28,6 +28,7 @@ from rclpy.node import Node
 
 from memspec_core.errors import MemSpecError, is_out_of_memory
 from memspec_ros.conversions import status_message
+from memspec_ros.core_log import CoreLog
 from memspec_ros.decision_stream import DecisionStream
 from memspec_ros.diagnostics import Diagnostics, Limits, NodeState
 from memspec_ros.generation_server import GenerationServer
@@ -49,6 +50,8 @@ class MemSpecNode(LifecycleNode):
 
     def __init__(self, **node_arguments: Any) -> None:
         Node.__init__(self, "memspec", **node_arguments)
+        self._core_log = CoreLog(self.get_logger())
+        self._core_log.attach()
         # LifecycleNode itself takes no group. In the default one a long configure would block the
         # parameter services, and get_state with them.
         LifecycleNodeMixin.__init__(self, callback_group=ReentrantCallbackGroup())
@@ -60,11 +63,17 @@ class MemSpecNode(LifecycleNode):
         self._transition_lock = threading.Lock()
         self._guard_change_state()
         self._node_parameters = NodeParameters(self, lambda: self._runtime)
+        DraftServices(self, lambda: self._runtime, self._node_parameters.drafts)
         observers = MutuallyExclusiveCallbackGroup()
         self._status = StatusPublisher(self, observers, self._status_now)
         period = self._number("diagnostics_period")
         self._diagnostics = Diagnostics(self, observers, period, self._state_now)
         self._status.tell_change()
+
+    def destroy_node(self) -> None:
+        """Destroy the node; what the core logs goes where it went before."""
+        self._core_log.detach()
+        super().destroy_node()
 
     # Transitions, in the order of a node's life.
 
@@ -128,7 +137,6 @@ class MemSpecNode(LifecycleNode):
                 TokenStream(self),
                 lambda: self._number("stream_period"),
             )
-            DraftServices(self, lambda: self._runtime)
             self._decisions = DecisionStream(self, self._server.running_goal)
         return self._decisions
 

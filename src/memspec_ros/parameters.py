@@ -21,6 +21,7 @@ from memspec_core.errors import MemSpecError, SettingsError
 from memspec_core.settings import (
     DRAFT_NAME,
     PARAMETERS,
+    DraftSource,
     Parameter,
     Settings,
     Value,
@@ -56,6 +57,13 @@ class NodeParameters:
         for sentence in self._unusable.values():
             raise SettingsError(sentence)
         return Settings.from_parameters(self._given({}))
+
+    def drafts(self) -> tuple[DraftSource, ...]:
+        """Return the drafts that are named; none where the names cannot be used."""
+        try:
+            return Settings.from_parameters(self._given({})).drafts
+        except SettingsError:
+            return ()
 
     def value(self, name: str) -> Value:
         """Return the present value of a declared parameter."""

@@ -1,12 +1,16 @@
 """The services `~/list_drafts` and `~/pin_draft`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
 from rclpy.node import Node
 
 from memspec_core.errors import MemSpecError
+from memspec_core.models.places import brought_along
+from memspec_core.settings import DEFAULT, DraftSource
+from memspec_core.snapshot import DraftSnapshot, DraftState
 from memspec_msgs.srv import ListDrafts, PinDraft
 from memspec_ros.conversions import draft_message
 
@@ -15,11 +19,17 @@ if TYPE_CHECKING:
 
 
 class DraftServices:
-    """Answers for the runtime that `runtime` gives; without one, that there is none."""
+    """Answers for the runtime that `runtime` gives; without one, for the `named` drafts."""
 
-    def __init__(self, node: Node, runtime: Callable[[], "Runtime | None"]) -> None:
+    def __init__(
+        self,
+        node: Node,
+        runtime: Callable[[], "Runtime | None"],
+        named: Callable[[], Sequence[DraftSource]],
+    ) -> None:
         self._logger = node.get_logger()
         self._runtime = runtime
+        self._named = named
         group = MutuallyExclusiveCallbackGroup()
         node.create_service(ListDrafts, "~/list_drafts", self._list, callback_group=group)
         node.create_service(PinDraft, "~/pin_draft", self._pin, callback_group=group)
@@ -29,7 +39,10 @@ class DraftServices:
     ) -> ListDrafts.Response:
         runtime = self._runtime()
         if runtime is not None:
-            response.drafts = [draft_message(draft) for draft in runtime.snapshot().drafts]
+            drafts = runtime.snapshot().drafts
+        else:
+            drafts = tuple(_stored(draft) for draft in self._named())
+        response.drafts = [draft_message(draft) for draft in drafts]
         return response
 
     def _pin(self, request: PinDraft.Request, response: PinDraft.Response) -> PinDraft.Response:
@@ -47,3 +60,10 @@ class DraftServices:
         done = "stays resident" if request.pin else "is left to the strategy"
         response.message = f"The draft '{request.draft}' {done}."
         return response
+
+
+def _stored(draft: DraftSource) -> DraftSnapshot:
+    """Return what is known of a draft before configure: where it lies."""
+    folder = brought_along(draft.name) if draft.path == DEFAULT else Path(draft.path).expanduser()
+    path = draft.path if folder is None else str(folder)
+    return DraftSnapshot(draft.name, path, "", DraftState.STORED)

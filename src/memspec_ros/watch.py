@@ -9,12 +9,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from memspec_ros.arguments import parsed, start_ros
+
 EXIT_OK = 0
 EXIT_FAILED = 1
 
 EPILOG = """\
 What each value means, and what to do about a warning: docs/operating.md.
-Exit code: 0; 1 where nothing was heard of the node.
+Exit code: 0; 1 where nothing was heard of the node; 2 wrong input. After --ros-args, arguments of
+ROS.
 """
 
 TICK_SECONDS = 0.25
@@ -23,16 +26,15 @@ SVG_COLUMNS = 118
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
-    options = _parser().parse_args(arguments)
+    options, given = parsed(_parser(), arguments)
     interrupted = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: interrupted.set())
 
     # ROS is slow to import; --help and wrong input are told without it.
     import rclpy
-    from rclpy.signals import SignalHandlerOptions
 
-    rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
+    start_ros("watch", given)
     try:
         return _watch(options, interrupted)
     finally:
@@ -85,9 +87,7 @@ class _Watcher:
 
         self.seen = Seen()
         self._prefix = f"{name}: "
-        self._node = rclpy.create_node(
-            "memspec_watch", use_global_arguments=False, start_parameter_services=False
-        )
+        self._node = rclpy.create_node("memspec_watch", start_parameter_services=False)
         latched = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
         subscribe = self._node.create_subscription
         subscribe(DiagnosticArray, "/diagnostics", self._hear_diagnostics, 10)

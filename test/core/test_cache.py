@@ -27,6 +27,7 @@ class HandLoader:
         self.under_way: list[str] = []
         self.started: list[str] = []
         self.broken: set[str] = set()
+        self.seconds = 0.5
         self._ended: list[FinishedLoad] = []
 
     def start(self, name: str) -> None:
@@ -38,9 +39,9 @@ class HandLoader:
         for name in names or tuple(self.under_way):
             self.under_way.remove(name)
             if name in self.broken:
-                self._ended.append(FinishedLoad(name, 0.5, error=f"{name} is broken."))
+                self._ended.append(FinishedLoad(name, self.seconds, error=f"{name} is broken."))
             else:
-                self._ended.append(FinishedLoad(name, 0.5, NamedDraft(name)))
+                self._ended.append(FinishedLoad(name, self.seconds, NamedDraft(name)))
 
     def finished(self) -> list[FinishedLoad]:
         ended, self._ended = self._ended, []
@@ -559,6 +560,25 @@ def test_states_and_scores_are_shown() -> None:
     room.cache.rest()
     assert room.cache.state("a") is DraftState.RESIDENT
     assert room.cache.counters().load_seconds_p50 == 0.5
+
+
+def test_what_a_load_takes_is_told_by_the_last_few() -> None:
+    room = Room(capacity=1)
+    assert room.cache.load_seconds == 0.0
+
+    def load(times: int) -> float:
+        for turn in range(times):
+            name = "ab"[turn % 2]
+            room.cache.update(ranking(name), None)
+            room.loader.land()
+            room.cache.collect()
+        return room.cache.load_seconds
+
+    assert load(100) == 0.5
+    room.loader.seconds = 50.0  # the storage turns slower
+    assert load(2) == 0.5
+    assert load(4) == 50.0
+    assert room.cache.counters().load_seconds_p50 == 0.5  # that is over all that are kept
 
 
 class CacheMachine(RuleBasedStateMachine):

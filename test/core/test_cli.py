@@ -87,6 +87,9 @@ def test_json_has_every_field_of_the_statistics(
     assert found["finish_reason"] == "LENGTH"
     assert len(found["token_ids"]) == found["stats"]["generated_tokens"] == 6
     assert found["stats"]["drafted_tokens"] > 0
+    [used] = [usage for usage in found["stats"]["drafts"] if usage["drafted_tokens"]]
+    assert sum(used["accepted_at"]) == used["accepted_tokens"]
+    assert used["judged_at"][0] == used["iterations"]
 
 
 def test_arguments_reach_the_request(config: Path, capsys: pytest.CaptureFixture[str]) -> None:

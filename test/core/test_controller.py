@@ -8,7 +8,7 @@ import pytest
 
 from core.test_cache import HandLoader
 from core.tiny import EVEN_COSTS, ManualClock, decode, ids_of, load_draft, make_settings, never
-from memspec_core.controller import DEAR_SHARE, Controller
+from memspec_core.controller import Controller
 from memspec_core.errors import CheckpointError, PromptTooLongError
 from memspec_core.iteration import Iteration
 from memspec_core.models.target import Target
@@ -22,6 +22,7 @@ from memspec_core.speculation.planner import Planner
 from memspec_core.speculation.proposal import Draft
 from memspec_core.strategies import Context, GeneralStatic, Ranking, StaticStrategy
 from memspec_core.strategies.base import Outlook
+from memspec_core.strategies.utility import DEAR_SHARE
 
 PROMPT = [30, 40, 50, 60]
 NAMES = ("itself", "first_layer", "other")
@@ -247,6 +248,22 @@ def test_settings_that_change_take_effect_in_the_next_interval(desk: Desk) -> No
     assert len(strategy.contexts[-1].recent_ids) == 3
     # Ranked once before each interval: of 2, 2, and then of 1 iteration.
     assert len(strategy.contexts) == 2 + len(events[4:])
+
+
+def test_settings_that_change_end_a_longer_interval_at_the_next_multiple_of_n(
+    target: Target, drafts: dict[str, Draft]
+) -> None:
+    desk = Desk(target, drafts, scheduling_interval=2, cost_aware=True, draft_length=1)
+    desk.cache.require("other")
+    seconds = 4 * DEAR_SHARE * Planner(EVEN_COSTS).iteration_seconds("other", 1)
+    strategy = Weighable(desk.clock, seconds, ("other",))
+    events = []
+    for event in desk.run(strategy, 60):
+        events.append(event)
+        if len(events) == 7:
+            desk.settings = desk.settings.with_changes({"draft_length": 2})
+    assert strategy.points[:4] == [0, 2, 6, 8]  # it would be 14 without the change
+    assert [event.proposed for event in events[6:10]] == [1, 1, 2, 2]
 
 
 def test_what_the_strategy_sees(desk: Desk, plain: list[int]) -> None:

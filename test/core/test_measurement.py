@@ -68,7 +68,10 @@ def test_what_each_draft_did() -> None:
     assert (a.draft, a.iterations, a.drafted_tokens, a.accepted_tokens) == ("a", 2, 6, 3)
     assert (a.generated_tokens, a.seconds) == (4, 3.0)
     assert (plain.draft, plain.iterations, plain.drafted_tokens) == ("none", 1, 0)
-    assert summed_usage([stats, stats])["a"].drafted_tokens == 12
+    assert (a.judged_at, a.accepted_at) == ((2, 2, 1), (2, 1))
+    summed = summed_usage([stats, recorded(ran("a", accepted=3))])["a"]
+    assert summed.drafted_tokens == 9
+    assert (summed.judged_at, summed.accepted_at) == ((3, 3, 2), (3, 2, 1))
 
 
 def test_switches_are_between_drafts_not_to_plain_and_back() -> None:
@@ -181,3 +184,5 @@ def test_acceptance_and_uses_of_a_draft() -> None:
     counters.count_iteration(ran("none"))
     assert (counters.acceptance("a"), counters.uses("a")) == (0.5, 2)
     assert counters.acceptance("none") == 0.0
+    assert counters.acceptance_by_position("a") == (0.5, 1.0, 1.0)
+    assert counters.acceptance_by_position("none") == ()

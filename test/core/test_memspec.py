@@ -57,6 +57,20 @@ def test_without_states_or_with_broken_ones_all_drafts_count_alike(
     assert ("not finite" in caplog.text) == (context.place > 0)
 
 
+def test_a_fault_of_the_predictor_is_told_each_time_and_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    told: list[str] = []
+    predictor = Predictor(make_head(), observation=True, length=3)
+    strategy = MemSpec(NAMES, predictor, told.append)
+    broken = replace(on_code(), recent_state=array(np.nan, 0, 0))
+    for context in (broken, broken, on_code()):
+        strategy.rank(context)
+    assert [bool(fault) for fault in told] == [True, True, False]
+    assert "not finite" in told[0]
+    assert len(caplog.records) == 1
+
+
 def test_without_a_predictor_all_drafts_count_alike() -> None:
     strategy = MemSpec(NAMES, None)
     strategy.observe(iteration("code", 3, 3))

@@ -51,6 +51,7 @@ from memspec_core.evaluation.reproduction.sources import (
     GENERAL_ONLY,
     ReproductionPlan,
     candidates,
+    read_sources,
 )
 from memspec_core.models.checkpoint import open_checkpoint
 from memspec_core.request import LOOKUP
@@ -320,6 +321,20 @@ def test_a_reproduction_is_written_and_taken_over(
     assert main([*arguments, "--length", "3"]) == 2
     assert "another length" in capsys.readouterr().err
     assert (out / "report.md").read_text() == report
+
+
+@pytest.mark.parametrize("kind", ["paper_like", "paper_form"])
+def test_parts_of_other_generated_traces_or_another_form_are_not_taken_over(
+    kind: str, parameters: dict[str, object], trace: Path, tmp_path: Path
+) -> None:
+    plan = ReproductionPlan(tmp_path / "out", trace, parameters=parameters, prompts=2)
+    inputs = read_sources(plan).inputs
+    Output(plan.folder, inputs)
+    Output(plan.folder, inputs)
+    older = {**inputs, kind: {**inputs[kind], next(iter(inputs[kind])): 0.5}}
+    Output(plan.folder, older, force=True)
+    with pytest.raises(CacheMismatchError, match=f"another {kind}.*--force"):
+        Output(plan.folder, inputs)
 
 
 def test_sources_that_do_not_fit_are_refused(

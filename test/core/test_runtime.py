@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -28,14 +29,18 @@ from memspec_core.errors import (
     UnknownDraftError,
 )
 from memspec_core.generation import Generation
+from memspec_core.models.checkpoint import open_checkpoint
 from memspec_core.models.decoder import Decoder
 from memspec_core.models.draft import MANIFEST, WEIGHTS, DraftPlan
 from memspec_core.models.kv_cache import KeyValueCache
 from memspec_core.models.target import TargetPlan
 from memspec_core.models.torch_decoder import TorchDecoder
 from memspec_core.models.weights import WeightReader
+from memspec_core.prediction.context import RECENT
+from memspec_core.prediction.head import HIDDEN_STATES, PredictorPlan, RankingHead, save_head
 from memspec_core.request import FinishReason, GenerationRequest, GenerationResult
 from memspec_core.residency.cache import DraftCache
+from memspec_core.residency.ledger import Account, Ledger
 from memspec_core.residency.pressure import MemoryPressure, PressureLevel
 from memspec_core.runtime import DISPLACED, Runtime
 from memspec_core.settings import Settings
@@ -283,6 +288,79 @@ def test_a_load_that_fails_leaves_nothing(
     assert decoders.alive() == 0
 
 
+@pytest.mark.parametrize("part", ["load_head", "Controller", "MemoryPressure"])
+def test_a_fault_in_any_part_of_the_load_leaves_no_thread(
+    part: str,
+    target_folder: Path,
+    draft_folders: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def faulty(*_: object, **__: object) -> None:
+        raise OSError("Input/output error")
+
+    monkeypatch.setattr(f"memspec_core.engine.{part}", faulty)
+    folders = {name: draft_folders[name] for name in ("itself", "other")}
+    runtime = Runtime(make_settings(target_folder, folders, predictor__path="unused"))
+    with pytest.raises(OSError, match="Input/output"):
+        runtime.load()
+    assert own_threads() == []
+
+
+def test_a_predictor_that_gives_no_numbers_is_shown_until_it_gives_some(
+    start: Callable[..., Runtime],
+    target_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    save_head(head_for(target_folder, ("itself", "other")), tmp_path)
+    runtime = start(
+        "itself",
+        "other",
+        strategy="memspec",
+        predictor__path=str(tmp_path),
+        scheduling_interval=1,
+    )
+    assert runtime.snapshot().predictor_error == ""
+    assert runtime.snapshot().memory.predictor_bytes > 0
+    with monkeypatch.context() as patch:
+        patch.setattr(RankingHead, "logits", lambda *_: np.full(2, np.nan, np.float32))
+        assert answer(runtime).error == ""
+        assert "not finite" in runtime.snapshot().predictor_error
+        assert caplog.text.count("not finite") == 1
+    answer(runtime)
+    assert runtime.snapshot().predictor_error == ""
+
+
+def test_without_room_for_a_predictor_all_drafts_count_alike(
+    start: Callable[..., Runtime], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("memspec_core.engine.weight_bytes", lambda _: 2**50)
+    runtime = start("itself", "other", strategy="memspec", predictor__path="unused")
+    snapshot = runtime.snapshot()
+    assert "No room for the predictor" in snapshot.predictor_error
+    assert snapshot.memory.predictor_bytes == 0
+
+
+def head_for(target: Path, drafts: tuple[str, ...]) -> RankingHead:
+    """A predictor for a target to which all drafts are the same."""
+    checkpoint, count = open_checkpoint(target), len(drafts)
+    hidden = checkpoint.config.hidden_size
+    plan = PredictorPlan(
+        drafts=drafts,
+        inputs=RECENT,
+        encoder=HIDDEN_STATES,
+        hidden_size=hidden,
+        positions=16,
+        prompt_positions=16,
+        interval=4,
+        target_sha256=checkpoint.sha256(),
+        card={},
+    )
+    weight, bias = np.zeros((count, hidden), np.float32), np.zeros(count, np.float32)
+    return RankingHead(plan, weight, bias, np.full((count, count), 0.5, np.float32))
+
+
 def test_a_corrupt_draft_fails_the_load_and_leaves_nothing(
     target_folder: Path, distilled: Path, tmp_path: Path, decoders: Decoders
 ) -> None:
@@ -408,6 +486,49 @@ def test_without_room_for_a_draft(
     with pytest.raises(MemoryBudgetError, match="other"):
         Runtime(settings).load()
     assert decoders.alive() == 0
+
+
+def test_without_room_for_any_draft_it_decodes_plainly_where_drafts_may_fail(
+    target_folder: Path, draft_folders: dict[str, Path]
+) -> None:
+    settings = make_settings(
+        target_folder, {"other": draft_folders["other"]}, memory__budget_mib=27
+    )
+    with running(Runtime(settings, drafts_may_fail=True)) as runtime:
+        (draft,) = runtime.snapshot().drafts
+        assert draft.state is DraftState.FAILED
+        assert re.search(r"No room for the draft other.*raise memory\.budget_mib", draft.error)
+        assert answer(runtime).stats.drafted_tokens == 0
+        assert runtime.snapshot().memory.used_bytes <= 27 * 2**20
+
+
+class Watched(Ledger):
+    """Knows the most that was ever on it, in bytes."""
+
+    peak = 0
+
+    def reserve(self, account: Account, name: str, amount: int) -> None:
+        super().reserve(account, name, amount)
+        self.peak = max(self.peak, self.budget_bytes - self.free_bytes)
+
+
+def test_where_only_one_draft_fits_the_best_ranked_one_stays(
+    target_folder: Path, draft_folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(capacity: int, ledger: Ledger) -> list[DraftState]:
+        monkeypatch.setattr("memspec_core.engine.open_ledger", lambda *_: ledger)
+        settings = make_settings(
+            target_folder, drafts, resident_capacity=capacity, strategy="memspec"
+        )
+        with running(Runtime(settings)) as runtime:
+            assert runtime.snapshot().loads.evictions == 0
+            return [draft.state for draft in runtime.snapshot().drafts]
+
+    drafts = {name: draft_folders[name] for name in ("other", "first_layer")}
+    one = Watched(2**30)
+    assert load(1, one) == [DraftState.RESIDENT, DraftState.STORED]
+    assert load(2, Ledger(2**30)) == [DraftState.RESIDENT, DraftState.RESIDENT]
+    assert load(2, Ledger(one.peak)) == [DraftState.RESIDENT, DraftState.STORED]
 
 
 def test_short_of_memory_it_decodes_plainly_and_says_so(start: Callable[..., Runtime]) -> None:

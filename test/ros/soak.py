@@ -3,7 +3,8 @@
     scripts/in_environment python test/ros/soak.py [--goals 10000] [--cycles 100] [--starts 20]
 
 Prints what was counted and measured as one JSON object, and writes it to --output where that is
-given. `test_soak.py` runs the short form, `make soak` the long one.
+given. Exit code 1 where a limit of `soak_limits.py` is exceeded. `test_soak.py` runs the short
+form, `make soak` the long one.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import json
 import os
 import random
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -26,6 +28,7 @@ from faulty_node import FAIL
 from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState
 from ros_harness import COUNTING, Goal, Graph, NodeProcess, new_domain, until, wait
+from soak_limits import violations
 
 from memspec_msgs.action import Generate
 from memspec_msgs.msg import TokenChunk
@@ -394,7 +397,11 @@ def main():
     print(text)
     if options.output:
         options.output.write_text(text + "\n")
+    exceeded = violations(report)
+    for sentence in exceeded:
+        print(f"soak: {sentence}", file=sys.stderr)
+    return 1 if exceeded else 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

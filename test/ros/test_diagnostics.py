@@ -23,7 +23,8 @@ MIB = 1024 * 1024
 KEYS = {
     "Drafts": {
         *("capacity", "resident", "active", "wanted", "loading", "hits", "misses", "evictions"),
-        *("load_seconds_p50", "load_seconds_p95", "failures", "strategy", "predictor"),
+        *("loads", "load_seconds_p50", "load_seconds_p95", "failures", "strategy", "predictor"),
+        "acceptance",
     },
     "Generation": {
         *("goals_accepted", "goals_succeeded", "goals_cancelled", "goals_aborted"),
@@ -112,6 +113,23 @@ def test_a_missing_predictor_is_a_warning():
     assert values(made)["predictor"] == "missing"
     ranking = made_from(replace(HEALTHY, predicted=("code", "math")))["Drafts"]
     assert values(ranking)["predictor"] == "for code, math"
+
+
+def test_a_predictor_that_fails_is_a_warning():
+    failing = replace(HEALTHY, predicted=("code", "math"), predictor_error="No finite values.")
+    made = made_from(failing)["Drafts"]
+
+    assert made.level == WARN
+    assert made.message == "All drafts count alike, as the predictor fails: No finite values."
+    assert values(made)["predictor"] == "for code, math"
+
+
+def test_acceptance_is_told_by_draft_and_position():
+    used = DraftSnapshot("code", "/x", "", DraftState.ACTIVE, acceptance_by_position=(0.5, 0.25))
+    unused = DraftSnapshot("math", "/y", "", DraftState.STORED)
+    made = made_from(replace(HEALTHY, drafts=(used, unused)))["Drafts"]
+
+    assert values(made)["acceptance"] == "code 0.50 0.25, math"
 
 
 def test_fallback_above_the_parameter_is_a_warning():

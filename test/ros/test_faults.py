@@ -2,6 +2,8 @@
 
 import shutil
 import threading
+import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -9,6 +11,8 @@ import pytest
 from action_msgs.msg import GoalStatus
 from builtin_interfaces.msg import Duration, Time
 from faulty_node import FAIL, FAIL_LOAD, HANGING_DISC, READ_ERRORS
+from rcl_interfaces.msg import Log
+from rclpy.logging import LoggingSeverity
 from ros_harness import COUNTING, PATIENCE, ROOT, Graph, NodeProcess, new_domain, until, values
 from rosgraph_msgs.msg import Clock
 
@@ -100,6 +104,17 @@ def active(graph):
     assert graph.action.wait_for_server(PATIENCE)
     until(lambda: graph.send(**SHORT).outcome()[0] == SUCCEEDED)
     return graph
+
+
+@contextmanager
+def heard_log(graph):
+    """Give the list of what the node logs on /rosout from here on."""
+    heard = []
+    subscription = graph.ros.create_subscription(Log, "/rosout", heard.append, 100)
+    until(lambda: graph.ros.count_publishers("/rosout") > 0)
+    time.sleep(0.5)  # until the node has found the subscription as well
+    yield heard
+    graph.ros.destroy_subscription(subscription)
 
 
 def draft(graph, name):
@@ -196,13 +211,19 @@ def test_drafts_that_are_damaged_at_configure_leave_their_places_to_others(graph
     manifest.write_text("junk")
     weights.write_bytes(whole[weights][:1000])
     seen = len(graph.node.output)
-    assert active(graph)
+    with heard_log(graph) as heard:
+        assert active(graph)
+        until(lambda: sum("is left out" in log.msg for log in heard) == 2)
 
+    for log in (log for log in heard if "is left out" in log.msg):
+        assert (log.name, log.level) == ("memspec", LoggingSeverity.ERROR)
+        assert log.stamp.sec > 0
     states = {found.name: found.state for found in graph.list_drafts()}
     assert states["resident"] == states["another"] == DraftInfo.FAILED
     assert states["absent"] == states["hanging"] == DraftInfo.RESIDENT
     for name, file in (("resident", manifest), ("another", weights)):
         assert str(file) in draft(graph, name).error
+        assert graph.node.output[seen:].count(f"The draft '{name}' is left out") == 1
         assert str(file) in graph.node.output[seen:]
     warned = graph.next_diagnostics()["Drafts"]
     assert warned.level == WARN

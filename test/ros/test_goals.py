@@ -352,6 +352,29 @@ def test_ctrl_c_cancels_the_goal_of_the_generate_command(active):
     idle(active)
 
 
+def test_the_generate_command_takes_arguments_of_ros(active):
+    command = [sys.executable, "-m", "memspec_ros.generate", COUNTING, "--raw"]
+    ros = ["--ros-args", "-r", "__ns:=/robot1", "--enclave", "/memspec_client"]
+    process = subprocess.Popen(
+        [*command, "--max-new-tokens", "2000", *ros],
+        stdout=subprocess.PIPE,
+        env=environment(active.domain),
+    )
+    expected = (f"memspec_client_{process.pid}", "/robot1", "/memspec_client")
+    try:
+        until(lambda: expected in active.ros.get_node_names_and_namespaces_with_enclaves())
+        assert os.read(process.stdout.fileno(), 1)
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=30)
+    idle(active)
+
+    ros = ["--ros-args", "--log-level", "debug"]
+    assert "[DEBUG]" in generate(active, "a", "--max-new-tokens", "1", *ros).stderr
+    for wrong in (["--log-level", "loudly"], ["--no-such"]):
+        assert wrong[-1] in generate(active, "a", "--ros-args", *wrong, code=2).stderr
+
+
 def generate(graph, *arguments, code=0):
     done = subprocess.run(
         [sys.executable, "-m", "memspec_ros.generate", *arguments],

@@ -4,9 +4,10 @@ import time
 
 from action_msgs.msg import GoalStatus
 from lifecycle_msgs.msg import Transition
-from ros_harness import until, values
+from ros_harness import default_drafts, until, values
 
 from memspec_msgs.action import Generate
+from memspec_msgs.msg import DraftInfo
 
 CONFIGURE = Transition.TRANSITION_CONFIGURE
 MIB = 1024 * 1024
@@ -101,13 +102,18 @@ def test_deactivate_in_mid_goal_returns_the_partial_text(start):
 
 def test_cleanup_frees_the_memory_and_configure_works_again(start):
     graph = start()
+    named = [(draft.name, draft.path, draft.state) for draft in graph.list_drafts()]
     graph.bring_up()
+    assert [(draft.name, draft.path) for draft in graph.list_drafts()] == [d[:2] for d in named]
     graph.send(prompt="Hi", max_new_tokens=4).outcome()
     assert graph.deactivate()
     loaded = graph.node.resident_bytes()
     assert graph.cleanup()
     freed = graph.node.resident_bytes()
-    assert graph.list_drafts() == []
+    listed = [(draft.name, draft.path, draft.state) for draft in graph.list_drafts()]
+    assert listed == named
+    assert [draft[0] for draft in named] == [name for name in default_drafts() if name]
+    assert {draft[2] for draft in named} <= {DraftInfo.STORED}
     assert graph.wait_status("unconfigured").used_bytes == 0
 
     assert graph.set_parameter("queue_size", 3) == (True, "")

@@ -33,6 +33,7 @@ STATES = (
     {"snapshot": replace(HEALTHY, worker_alive=False)},
     {"snapshot": replace(HEALTHY, worker_error="CUDA out of memory", queue_length=8)},
     {"snapshot": replace(HEALTHY, drafts=(FAILED,), predictor_error="There is none in /x.")},
+    {"snapshot": replace(HEALTHY, predicted=("code",), predictor_error="No finite values.")},
     {"snapshot": replace(HEALTHY, generations=GenerationCounters(fallback_ratio_window=0.3))},
     {"snapshot": replace(HEALTHY, memory=replace(MEMORY, available_bytes=MEMORY.floor_bytes))},
     {"snapshot": replace(HEALTHY, memory=replace(MEMORY, target_bytes=2 * MEMORY.budget_bytes))},

@@ -62,6 +62,10 @@ def test_the_command_shows_a_real_node_once(active, tmp_path):
     for part in ("memspec  active", "Drafts", "Generation", "Memory", "Platform", "kernel"):
         assert part in done.stdout
 
+    loud = watch(active.domain, "--once", "--wait", "60", "--ros-args", "--log-level", "debug")
+    assert loud.returncode == 0, loud.stderr
+    assert "[DEBUG]" in loud.stderr
+
     picture = tmp_path / "watch.svg"
     assert watch(active.domain, "--svg", str(picture), "--wait", "60").returncode == 0
     assert "Generation" in picture.read_text()

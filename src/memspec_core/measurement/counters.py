@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from memspec_core.clock import Clock
 from memspec_core.iteration import Iteration
+from memspec_core.measurement.statistics import by_position
 from memspec_core.request import FinishReason, GenerationResult
 from memspec_core.snapshot import GenerationCounters
 
@@ -35,6 +36,8 @@ class _Draft:
     iterations: int = 0
     proposed: int = 0
     accepted: int = 0
+    judged_at: tuple[int, ...] = ()
+    accepted_at: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,8 @@ class RuntimeCounters:
             draft.iterations += iteration.ran
             draft.proposed += iteration.proposed
             draft.accepted += iteration.accepted
+            draft.judged_at = by_position(draft.judged_at, (1,) * iteration.judged)
+            draft.accepted_at = by_position(draft.accepted_at, (1,) * iteration.accepted)
             now = self.clock.now()
             self._window.append(_Moment(now, iteration.committed, seconds, fallback))
             self._forget_before(now - WINDOW_SECONDS)
@@ -104,6 +109,13 @@ class RuntimeCounters:
         with self._lock:
             counts = self._drafts.get(draft, _Draft())
             return counts.accepted / counts.proposed if counts.proposed else 0.0
+
+    def acceptance_by_position(self, draft: str) -> tuple[float, ...]:
+        """Return how often the first, second, ... proposal of a draft was right once judged."""
+        with self._lock:
+            counts = self._drafts.get(draft, _Draft())
+            accepted_at = by_position(counts.accepted_at, (0,) * len(counts.judged_at))
+            return tuple(map(_ratio, accepted_at, counts.judged_at))
 
     def uses(self, draft: str) -> int:
         """Return how many iterations a draft ran."""

@@ -1,7 +1,8 @@
 """The statistics of one generation, read from its iterations."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 
 from memspec_core.iteration import Iteration
 from memspec_core.request import DraftUsage, GenerationStats
@@ -64,6 +65,8 @@ class GenerationRecorder:
             accepted_tokens=usage.accepted_tokens + iteration.accepted,
             generated_tokens=usage.generated_tokens + iteration.committed,
             seconds=usage.seconds + iteration.seconds.decode,
+            judged_at=by_position(usage.judged_at, (1,) * iteration.judged),
+            accepted_at=by_position(usage.accepted_at, (1,) * iteration.accepted),
         )
 
 
@@ -85,5 +88,12 @@ def summed_usage(all_stats: Iterable[GenerationStats]) -> dict[str, DraftUsage]:
             sofar.accepted_tokens + usage.accepted_tokens,
             sofar.generated_tokens + usage.generated_tokens,
             sofar.seconds + usage.seconds,
+            by_position(sofar.judged_at, usage.judged_at),
+            by_position(sofar.accepted_at, usage.accepted_at),
         )
     return total
+
+
+def by_position(*counts: Sequence[int]) -> tuple[int, ...]:
+    """Add up counts position by position; where one has no more positions it counts as 0."""
+    return tuple(map(sum, zip_longest(*counts, fillvalue=0)))

@@ -169,6 +169,12 @@ def predictor_folder(path: str = DEFAULT) -> Path:
     return found
 
 
+def weight_bytes(folder: Path) -> int:
+    """Return the bytes that a predictor takes in memory, by its file; 0 where it has none."""
+    path = folder / WEIGHTS
+    return path.stat().st_size if path.is_file() else 0
+
+
 def load_head(folder: Path, target_sha256: str) -> RankingHead:
     """Read a predictor for a target; raises `PredictorError`, which names folder and reason."""
     try:

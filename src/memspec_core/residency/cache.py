@@ -17,6 +17,11 @@ RETRY_SECONDS = 30.0
 """A draft that could not be loaded is tried again after this time, doubled at each failure."""
 
 _MAX_RETRY_SECONDS = 3600.0
+_KEPT_LOADS = 256
+_RECENT_LOADS = 8
+"""Loads that tell what the next one takes: enough for a median that one slow load leaves alone, few
+enough that storage which turns slower or faster is noticed after half of them."""
+
 _SHORT_OF_MEMORY = "the system is short of memory; free some, or wait until there is more."
 
 
@@ -180,9 +185,9 @@ class DraftCache:
 
     @property
     def load_seconds(self) -> float:
-        """The median of what loads took, 0 before the first."""
+        """What a load takes by now: the median of the last few, 0 before the first."""
         with self._lock:
-            return _quantile(sorted(self._counts.load_seconds), 0.5)
+            return _quantile(sorted(self._counts.load_seconds[-_RECENT_LOADS:]), 0.5)
 
     def best_resident(self, ranking: Ranking) -> Draft | None:
         """Return the best-ranked resident draft (d = argmax over G), or None."""
@@ -217,6 +222,12 @@ class DraftCache:
         with self._lock:
             failure = self._failed.get(name)
             return failure is None or self._clock.now() >= failure.retry_at
+
+    def has_room(self, name: str) -> bool:
+        """Whether a draft can be loaded beside those that are here."""
+        with self._lock:
+            free = self._ledger.free_bytes >= self._sizes[name].loading
+            return free and self._occupied < self._places
 
     def fail(self, name: str, error: str) -> None:
         """Count a draft as failed without trying to load it."""
@@ -456,7 +467,7 @@ class DraftCache:
             self._counts.loads += 1
             self._counts.load_seconds.append(load.seconds)
             self._counts.load_seconds_sum += load.seconds
-            del self._counts.load_seconds[:-256]
+            del self._counts.load_seconds[:-_KEPT_LOADS]
             if load.name == awaited or self._may_stay(load.name):
                 self._enter(load.name, load.draft)
         self._on_change()

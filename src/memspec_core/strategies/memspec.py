@@ -1,7 +1,7 @@
 """MemSpec and Prediction-Only: drafts ranked by what the context makes one expect (Algorithm 1)."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from memspec_core.errors import PredictorError
 from memspec_core.iteration import Iteration
@@ -15,7 +15,8 @@ class MemSpec:
     """Follows a predictor, and has the K best drafts made ready.
 
     Without a predictor, or where it cannot score a context, all drafts count alike, in the order in
-    which they are named.
+    which they are named. After each use of the predictor `on_fault` is told why it could not, or
+    nothing where it could.
     """
 
     name = "memspec"
@@ -23,9 +24,16 @@ class MemSpec:
     waits = False
     prepares: int | None = None
 
-    def __init__(self, draft_names: Sequence[str], predictor: Predictor | None) -> None:
+    def __init__(
+        self,
+        draft_names: Sequence[str],
+        predictor: Predictor | None,
+        on_fault: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self._names = tuple(draft_names)
         self._predictor = predictor
+        self._on_fault = on_fault
+        self._warned = False
         self.reads_states = 0 if predictor is None else predictor.positions
 
     def rank(self, context: Context) -> Ranking:
@@ -35,8 +43,10 @@ class MemSpec:
         try:
             foresight = self._predictor.foresee(context.prompt_state, context.recent_state)
         except PredictorError as error:
-            _LOG.warning("All drafts count alike at this scheduling point: %s", error)
+            self._warn_once(error)
+            self._on_fault(str(error))
             return self._uniform()
+        self._on_fault("")
         scores = {name: foresight.scores.get(name, 0.0) for name in self._names}
         if foresight.topics is None:
             return Ranking(scores)
@@ -46,6 +56,12 @@ class MemSpec:
         """Let what the target accepted correct the predictor."""
         if self._predictor is not None:
             self._predictor.observe(iteration.draft, iteration.proposed, iteration.accepted)
+
+    def _warn_once(self, error: PredictorError) -> None:
+        """Log the first fault alone: a predictor that is broken fails at every scheduling point."""
+        if not self._warned:
+            _LOG.warning("All drafts count alike where the predictor fails: %s", error)
+        self._warned = True
 
     def _uniform(self) -> Ranking:
         return Ranking(dict.fromkeys(self._names, 1.0 / max(1, len(self._names))))

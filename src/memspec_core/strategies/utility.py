@@ -19,6 +19,9 @@ HORIZON = 16
 """Iterations that pay for catching up: a topic lasts longer than one interval."""
 
 
+DEAR_SHARE = 0.002
+"""What takes more than this share of the iterations until the next scheduling point counts."""
+
 EXPECTED_SHARE = 0.5
 """Of the tokens that the length limit still allows, those to expect: an answer may end earlier."""
 
@@ -54,9 +57,9 @@ class Utility:
         """Return the ranking by utility."""
         return Ranking({name: self._rate(name, score) for name, score in ranking.scores.items()})
 
-    def iteration_seconds(self, name: str) -> float:
-        """Return what an iteration with a draft takes, the target's pass included."""
-        return self.costs.iteration_seconds(name, self.length)
+    def is_dear(self, seconds: float, active: str, iterations: int) -> bool:
+        """Return whether a scheduling point of so many seconds counts beside its iterations."""
+        return seconds > DEAR_SHARE * iterations * self._iteration_seconds(active)
 
     def not_worth_loading(
         self,
@@ -72,7 +75,7 @@ class Utility:
         """
         if ranking.outlook is None or not names:
             return frozenset()
-        seconds = self.iteration_seconds(active)
+        seconds = self._iteration_seconds(active)
         iterations = EXPECTED_SHARE * remaining_tokens / max(1.0, ranking.scores.get(active, 1.0))
         left_out = set()
         for name in names:
@@ -83,7 +86,10 @@ class Utility:
                 left_out.add(name)
         return frozenset(left_out)
 
+    def _iteration_seconds(self, name: str) -> float:
+        return self.costs.iteration_seconds(name, self.length)
+
     def _rate(self, name: str, tokens: float) -> float:
-        seconds = HORIZON * self.iteration_seconds(name)
+        seconds = HORIZON * self._iteration_seconds(name)
         catch_up = self.costs.catch_up_seconds(name, self.unseen.get(name, 0))
         return HORIZON * tokens / (seconds + catch_up)

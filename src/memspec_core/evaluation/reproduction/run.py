@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from memspec_core.errors import TraceError
-from memspec_core.evaluation.paperlike import PaperLike, paper_like_trace
+from memspec_core.evaluation.paperlike import paper_like_trace
 from memspec_core.evaluation.paperlike_head import paper_like_head
 from memspec_core.evaluation.reduction import renamed
 from memspec_core.evaluation.reproduction import real
@@ -30,8 +30,6 @@ from memspec_core.models.places import PREDICTOR
 from memspec_core.prediction.head import load_head, predictor_folder, save_head
 
 OURS, PAPER_LIKE = "ours", "paper_like"
-
-PAPER_LIKE_TOKENS = 256
 
 
 def reproduce(plan: ReproductionPlan, progress: Progress) -> Path:
@@ -132,7 +130,7 @@ def _own_recalls(setting: Simulated, sources: Sources, output: Output) -> Recall
 def _paper_like(
     plan: ReproductionPlan, sources: Sources, output: Output, progress: Progress
 ) -> Measured:
-    like = PaperLike(prompts=plan.prompts, tokens=PAPER_LIKE_TOKENS)
+    like = plan.paper_like
     trace = paper_like_trace(like)
     head = paper_like_head(like)
     setting = replace(_on_trace(plan, sources), name=PAPER_LIKE, trace=trace, head=head)

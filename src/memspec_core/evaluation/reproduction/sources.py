@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from memspec_core.errors import SettingsError, TraceError
+from memspec_core.evaluation.comparison import PAPER_FORM
 from memspec_core.evaluation.installed import Models, installed_models
+from memspec_core.evaluation.paperlike import PaperLike
 from memspec_core.evaluation.profiles import Profile, load_profile
 from memspec_core.evaluation.reduction import read_trace_and_head, renamed
 from memspec_core.evaluation.reproduction.real import Report, read_reports
@@ -21,6 +23,8 @@ from memspec_core.training.prompts import PromptSet, read_prompt_sets
 
 GENERAL, GENERAL_ONLY = "general", "general_only"
 """The general draft, and what takes its place where it is traced: one of general text alone."""
+
+PAPER_LIKE_TOKENS = 256
 
 _INPUTS_COMPARED = ("prompt", "recent", "both")
 
@@ -49,6 +53,11 @@ class ReproductionPlan:
     rankings: Path | None = None
     jobs: int = 1
     force: bool = False
+
+    @property
+    def paper_like(self) -> PaperLike:
+        """How the generated traces are made."""
+        return PaperLike(prompts=self.prompts, tokens=PAPER_LIKE_TOKENS)
 
 
 @dataclass(frozen=True)
@@ -159,6 +168,8 @@ def _inputs(plan: ReproductionPlan) -> dict[str, Any]:
         "profile": json.loads(json.dumps(asdict(load_profile(plan.profile)))),
         "parameters": {name: str(value) for name, value in plan.parameters.items()},
         "prompts": plan.prompts,
+        "paper_like": asdict(plan.paper_like),
+        "paper_form": dict(PAPER_FORM),
         "length": plan.length,
         "real_runs": [_digest(path) for path in plan.reports],
         "real_prompts": [_digest(path) for path in plan.real_prompts],
