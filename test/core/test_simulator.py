@@ -499,7 +499,7 @@ def test_generated_traces_have_the_papers_contrasts() -> None:
 
 
 def test_the_predictor_of_generated_traces_is_as_good_as_the_papers() -> None:
-    like = PaperLike(prompts=10)
+    like = PaperLike(prompts=40)
     head = paper_like_head(like)
     schedule = Schedule(DRAFTS, tuple(range(5)), 4, 4)
     encoder = StateEncoder((trace := paper_like_trace(like)).prompts, head.plan.positions)

@@ -40,14 +40,14 @@ class PaperLike:
     prompts: int = 100
     tokens: int = 128
     prompt_tokens: int = 100
-    passage_tokens: int = 45
-    digressing: float = 0.361
-    straying: float = 0.0861
-    matched: float = 0.852
-    unmatched: float = 0.467
-    alike: float = 0.832
-    state_noise: float = 1.85
-    prompt_noise: float = 0.02
+    passage_tokens: int = 34
+    digressing: float = 0.186
+    straying: float = 0.199
+    matched: float = 0.869
+    unmatched: float = 0.491
+    alike: float = 0.986
+    state_noise: float = 0.826
+    prompt_noise: float = 0.0746
     seed: int = 0
 
 

@@ -22,15 +22,20 @@ PENALTY = 1e-3
 """On squared weights: there are ten inputs and thousands of examples."""
 
 
-def paper_like_head(like: PaperLike, interval: int = 4, length: int = 4) -> RankingHead:
-    """Train the predictor for traces of a plan, on answers of another seed."""
+def paper_like_head(
+    like: PaperLike, interval: int = 4, length: int = 4, inputs: str = BOTH
+) -> RankingHead:
+    """Train the predictor for traces of a plan, on answers of another seed.
+
+    `inputs`: what it reads, one of `context.FORMS`.
+    """
     training = replace(like, prompts=TRAINING_PROMPTS, seed=like.seed + 1_000_003)
     prompts = paper_like_trace(training).prompts
     schedule = Schedule(DRAFTS, tuple(range(len(DRAFTS))), length, interval)
     encoder = StateEncoder(prompts, RECENT)
     record = PredictorPlan(
         drafts=DRAFTS,
-        inputs=BOTH,
+        inputs=inputs,
         encoder=HIDDEN_STATES,
         hidden_size=encoder.size,
         positions=RECENT,
@@ -39,4 +44,4 @@ def paper_like_head(like: PaperLike, interval: int = 4, length: int = 4) -> Rank
         target_sha256="",
         card={},
     )
-    return fit(examples(prompts, schedule, encoder, BOTH, UTILITY), record, PENALTY)
+    return fit(examples(prompts, schedule, encoder, inputs, UTILITY), record, PENALTY)
