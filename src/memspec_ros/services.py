@@ -30,9 +30,13 @@ class DraftServices:
         self._logger = node.get_logger()
         self._runtime = runtime
         self._named = named
-        group = MutuallyExclusiveCallbackGroup()
-        node.create_service(ListDrafts, "~/list_drafts", self._list, callback_group=group)
-        node.create_service(PinDraft, "~/pin_draft", self._pin, callback_group=group)
+        # A pin waits for the worker, which may wait for a disc; a list must not wait for either.
+        for kind, name, answer in (
+            (ListDrafts, "~/list_drafts", self._list),
+            (PinDraft, "~/pin_draft", self._pin),
+        ):
+            group = MutuallyExclusiveCallbackGroup()
+            node.create_service(kind, name, answer, callback_group=group)
 
     def _list(
         self, _request: ListDrafts.Request, response: ListDrafts.Response

@@ -20,6 +20,7 @@ from memspec_core.models.checkpoint import open_checkpoint
 from memspec_core.models.draft import MANIFEST, WEIGHTS
 from memspec_msgs.action import Generate
 from memspec_msgs.msg import DraftInfo
+from memspec_msgs.srv import PinDraft
 
 SUCCEEDED = GoalStatus.STATUS_SUCCEEDED
 ABORTED = GoalStatus.STATUS_ABORTED
@@ -270,6 +271,9 @@ def test_a_disc_that_hangs_holds_up_neither_services_nor_goals_nor_transitions(g
 
     waiting = graph.send(draft="hanging", **SHORT)
     assert waiting.accepted
+    pin = PinDraft.Request(draft="resident", pin=True)
+    graph.client(PinDraft, "pin_draft").call_async(pin)  # waits for what the worker waits for
+    assert draft(graph, "hanging").state == DraftInfo.LOADING
     assert graph.state() == "active"
     assert graph.deactivate()
     assert waiting.outcome()[0] == ABORTED
