@@ -20,13 +20,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from memspec_core.evaluation.acceptance import Walk, dynamic_walk, gains, static_oracle, walk
+from memspec_core.evaluation.acceptance import dynamic_walk, gains, static_oracle, walk
 from memspec_core.evaluation.paperlike import DRAFTS, PaperLike, paper_like_trace
 from memspec_core.evaluation.paperlike_head import paper_like_head
 from memspec_core.evaluation.ranking import PredictorRanker
 from memspec_core.evaluation.reproduction import claims
+from memspec_core.evaluation.reproduction.estimates import (
+    acceptance_over,
+    answers_of_walks,
+    geometric,
+)
 from memspec_core.evaluation.scheduling import Schedule, follow
 from memspec_core.measurement.trace import TracedPrompt
 from memspec_core.prediction.context import BOTH
@@ -117,22 +121,14 @@ def inputs(plan: PaperLike, forms: Sequence[str]) -> dict[str, float]:
 def _contrasts(prompts: Sequence[TracedPrompt]) -> tuple[float, float]:
     """Return both contrasts of Figure 1, the geometric mean over domains; all drafts resident."""
     columns = range(len(DRAFTS))
-    walks = (
-        walk(prompts, lambda prompt: gains(prompt, 0, LENGTH)),
-        walk(prompts, static_oracle(columns, LENGTH)),
-        dynamic_walk(prompts, columns, LENGTH, INTERVAL),
-    )
-    general, static, dynamic = (_by_domain(prompts, each) for each in walks)
-    return float(np.exp((static - general).mean())), float(np.exp((dynamic - static).mean()))
-
-
-def _by_domain(prompts: Sequence[TracedPrompt], walked: Walk) -> npt.NDArray[np.float64]:
-    """Return the logarithm of the tokens an iteration of each domain."""
-    rates = []
-    for domain in DRAFTS:
-        here = np.array([prompt.domain == domain for prompt in prompts])
-        rates.append(np.log(walked.tokens[here].sum() / walked.iterations[here].sum()))
-    return np.array(rates)
+    walks = {
+        "general": walk(prompts, lambda prompt: gains(prompt, 0, LENGTH)),
+        "static": walk(prompts, static_oracle(columns, LENGTH)),
+        "dynamic": dynamic_walk(prompts, columns, LENGTH, INTERVAL),
+    }
+    answers = answers_of_walks([prompt.domain for prompt in prompts], walks)
+    static = geometric(answers, acceptance_over("static", "general"))
+    return static.mean, geometric(answers, acceptance_over("dynamic", "static")).mean
 
 
 def _recall(plan: PaperLike, prompts: Sequence[TracedPrompt], form: str) -> tuple[float, float]:
